@@ -1,0 +1,58 @@
+"""Packaging of zos-sglang. Each dependency says beside it why it is here."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+
+setup(
+    name="zos-sglang",
+    version="0.1.0",
+    description="Zero-overhead scheduling for SGLang, as an installable plugin",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["zos_sglang", "zos_sglang.*"]),
+    include_package_data=True,
+    package_data={"zos_sglang": ["py.typed"]},
+    install_requires=[
+        # The engine we patch. It brings torch, flashinfer-python and sglang-kernel
+        # (the package that provides the module `sgl_kernel`) in the versions it needs.
+        # One release at a time: every hook carries a fingerprint of that release.
+        "sglang>=0.5.23,<0.5.24",
+        # The scheduler's sockets; the exit drain and the tests look at them.
+        "pyzmq>=25",
+        # Typed, ranged, self-describing settings (settings.py).
+        "pydantic>=2.7",
+        # Tables of `python -m zos_sglang` and of the demo.
+        "rich>=13",
+    ],
+    extras_require={
+        # Clients and model conversion of `make demo` and scripts/.
+        "demo": [
+            "httpx>=0.27",  # concurrent streaming requests against two servers
+            "gguf>=0.10",  # reads the quantised demo model
+        ],
+        "test": [
+            "httpx>=0.27",
+            "gguf>=0.10",
+            "pytest>=8",
+            "pytest-cov>=5",  # the coverage floor of settings, upstream and overlap
+            "pytest-timeout>=2.3",  # a hang fails with both stacks, not with the CI limit
+            "hypothesis>=6.100",  # property tests of the overlap core
+            "ruff>=0.6",
+            "mypy>=1.10",
+        ],
+    },
+    entry_points={
+        "sglang.srt.plugins": ["zos = zos_sglang.plugin:register"],
+        "console_scripts": ["zos-sglang = zos_sglang.__main__:main"],
+    },
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+    ],
+)

@@ -1,0 +1,20 @@
+"""The scheduling modes and their numbers on the wire.
+
+SGLang's ``SetInternalStateReq`` carries numbers only, so a live switch travels as the mode's
+code. This is the one place that knows the pairs.
+"""
+
+from typing import Literal, get_args
+
+Mode = Literal["off", "sync", "stock", "overlap"]
+
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+MODE_CODES: dict[str, int] = {"off": 0, "sync": 1, "stock": 2, "overlap": 3}
+
+_BY_CODE = {code: name for name, code in MODE_CODES.items()}
+
+
+def mode_from_code(code: float) -> str | None:
+    """The mode's name, or None when `code` is no mode's number (2.5, 7, nan)."""
+    return _BY_CODE.get(code)  # type: ignore[call-overload]

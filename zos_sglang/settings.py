@@ -1,0 +1,272 @@
+"""Every ZOS_* variable: type, default, range and help, in one frozen object.
+
+A variable's name is its field's name in capitals behind ``ZOS_``; its flag of
+``python -m zos_sglang.launch_server`` is ``--zos-`` and the name with dashes. An unknown name, a
+bad value or a contradiction raises :class:`SettingsError`, whose text is meant for people.
+"""
+
+import difflib
+import types
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from zos_sglang.modes import Mode
+
+PREFIX = "ZOS_"
+
+ConsecutivePrefill = Literal["never", "always", "first-token"]
+Wait = Literal["block", "spin"]
+Seconds = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used; ``str()`` is the full message, one problem a line."""
+
+
+class Settings(BaseModel):
+    """The values in force. ``mode`` None means that the plugin stays inert."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Mode | None = Field(
+        None,
+        description="What the scheduler runs. Unset: the plugin does nothing "
+        "(zos_sglang.launch_server then takes overlap). off: nothing is patched. sync: one step "
+        "at a time. stock: SGLang's own loop, observed. overlap: our loop.",
+    )
+    strict: bool = Field(
+        False,
+        description="Refuse to start where the plugin would otherwise step aside with a warning "
+        "(an SGLang release or a callable that it does not know).",
+    )
+    consecutive_prefill: ConsecutivePrefill | None = Field(
+        None,
+        description="When a prefill follows a prefill. never: always overlap them. always: "
+        "finish the first before the second starts. first-token: finish it first only if a client "
+        "waits for its first token. Unset: SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP decides if "
+        "it is set, else first-token. Mode overlap only.",
+    )
+    exit_timeout_s: Seconds = Field(
+        10.0,
+        ge=0,
+        le=600,
+        description="Seconds that a graceful exit may spend on finishing and streaming the steps "
+        "in flight.",
+    )
+    stall_timeout_s: Seconds = Field(
+        120.0,
+        ge=0,
+        le=86400,
+        description="Seconds without progress after which the scheduler writes to its log what "
+        "is in flight; 0 turns the detector off.",
+    )
+    debug_future_map: bool = Field(
+        False,
+        description="Check that every token handed from step to step on the device is read once "
+        "and by the request that it belongs to. Slow.",
+    )
+    wait: Wait = Field(
+        "block",
+        description="How the scheduler thread waits for a result. block: it sleeps. spin: it "
+        "polls, which may slow other ranks.",
+    )
+    probe: bool = Field(
+        False, description="Time every decode step and report it in /server_info (benchmarks)."
+    )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Self:
+        """Settings of an environment. Raises :class:`SettingsError`."""
+        return cls.load(environ)
+
+    @classmethod
+    def load(
+        cls,
+        environ: Mapping[str, str],
+        flags: Mapping[str, str] | None = None,
+        default_mode: Mode | None = None,
+    ) -> Self:
+        """Settings of an environment and of flags (field name to text); a flag wins.
+
+        `default_mode` is used where neither sets the mode. Raises :class:`SettingsError`.
+        """
+        given, problems = _gather(environ, flags or {})
+        values = {name: item.text for name, item in given.items()}
+        if default_mode is not None:
+            values.setdefault("mode", default_mode)
+        try:
+            settings = cls.model_validate(values)
+        except ValidationError as error:
+            bad = dict.fromkeys(str(e["loc"][0]) for e in error.errors())
+            problems += [_bad_value(name, given[name]) for name in bad]
+        else:
+            problems += _contradictions(settings, given)
+        if problems:
+            raise SettingsError("\n".join(problems))
+        return settings
+
+    def export(self, environ: MutableMapping[str, str]) -> None:
+        """Write these settings into `environ`, so that child processes read the same ones."""
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if value == field.default:
+                environ.pop(env_name(name), None)
+            else:
+                environ[env_name(name)] = as_text(value)
+
+
+@dataclass(frozen=True)
+class Given:
+    """One value that somebody set: its text and the name it was set by."""
+
+    text: str
+    source: Literal["environment", "flag"]
+    name: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting as people see it."""
+
+    name: str
+    flag: str
+    type: str
+    default: str | float | bool | None
+    allowed: str
+    help: str
+    value: str | float | bool | None
+    source: str
+
+
+def env_name(field: str) -> str:
+    """The environment variable of a field."""
+    return PREFIX + field.upper()
+
+
+def flag_name(field: str) -> str:
+    """The command-line flag of a field."""
+    return "--zos-" + field.replace("_", "-")
+
+
+def as_text(value: object) -> str:
+    """A value as it stands in the environment."""
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`` Did you mean X?`` for the nearest of `known`, or nothing where none is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+def choices(field: str) -> tuple[str, ...]:
+    """The words that a setting takes, or () where it takes no words."""
+    annotation = _annotation(field)
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def is_switch(field: str) -> bool:
+    """Whether a setting is on or off."""
+    return _annotation(field) is bool
+
+
+def allowed(field: str) -> str:
+    """What a setting takes, in words."""
+    if words := choices(field):
+        return ", ".join(words)
+    if is_switch(field):
+        return "0 or 1"
+    limits = {type(m).__name__: m for m in Settings.model_fields[field].metadata}
+    return f"a number from {limits['Ge'].ge:g} to {limits['Le'].le:g}"
+
+
+def rows(
+    environ: Mapping[str, str],
+    flags: Mapping[str, str] | None = None,
+    default_mode: Mode | None = None,
+) -> list[Row]:
+    """Every setting with its value and where that came from. Raises :class:`SettingsError`."""
+    settings = Settings.load(environ, flags, default_mode)
+    given, _ = _gather(environ, flags or {})
+    return [
+        Row(
+            name=env_name(name),
+            flag=flag_name(name),
+            type="choice" if choices(name) else "switch" if is_switch(name) else "number",
+            default=field.default,
+            allowed=allowed(name),
+            help=field.description or "",
+            value=getattr(settings, name),
+            source=given[name].source if name in given else "default",
+        )
+        for name, field in Settings.model_fields.items()
+    ]
+
+
+def as_json(table: Iterable[Row]) -> list[dict[str, Any]]:
+    """Rows as plain data for JSON."""
+    return [asdict(row) for row in table]
+
+
+def _annotation(field: str) -> Any:
+    """A field's type without its ``| None``."""
+    annotation = Settings.model_fields[field].annotation
+    if get_origin(annotation) in (Union, types.UnionType):
+        return next(a for a in get_args(annotation) if a is not type(None))
+    return annotation
+
+
+def _gather(
+    environ: Mapping[str, str], flags: Mapping[str, str]
+) -> tuple[dict[str, Given], list[str]]:
+    """What is set, by field, and one message for each ZOS_* name that we do not know.
+
+    An empty variable counts as unset: that is how shells and compose files unset one.
+    """
+    fields = {env_name(name): name for name in Settings.model_fields}
+    given: dict[str, Given] = {}
+    problems = []
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX):
+            continue
+        if variable not in fields:
+            problems.append(
+                f"{variable}={text}: there is no setting of this name."
+                f"{did_you_mean(variable, fields)} All names: {', '.join(fields)}."
+            )
+        elif text.strip():
+            given[fields[variable]] = Given(text.strip(), "environment", variable)
+    for name, text in flags.items():
+        given[name] = Given(text.strip(), "flag", flag_name(name))
+    return given, problems
+
+
+def _bad_value(field: str, given: Given) -> str:
+    hint = did_you_mean(given.text.lower(), choices(field))
+    return f"{given.name}={given.text}: not allowed. Allowed: {allowed(field)}.{hint}"
+
+
+def _contradictions(settings: Settings, given: Mapping[str, Given]) -> list[str]:
+    """Requests that the chosen mode would silently ignore.
+
+    Time-outs, ZOS_WAIT and ZOS_STRICT are no such requests: going back to stock with
+    ZOS_MODE=off must not need them removed.
+    """
+    needs: dict[str, tuple[Mode, ...]] = {
+        "consecutive_prefill": ("overlap",),
+        "debug_future_map": ("sync", "stock", "overlap"),
+        "probe": ("sync", "stock", "overlap"),
+    }
+    mode = settings.mode
+    if mode is None:
+        return []
+    by = given["mode"].name if "mode" in given else env_name("mode")
+    return [
+        f"{given[field].name}={given[field].text} contradicts {by}={mode}, where it has no "
+        f"effect. Allowed with it: {by}={'|'.join(modes)}. Remove one of the two."
+        for field, modes in needs.items()
+        if field in given and getattr(settings, field) and mode not in modes
+    ]

@@ -1,0 +1,135 @@
+"""The overlapped iteration: launch batch N, then process the result of batch N-1.
+
+One iteration, in this order: intake; select the next batch; decide; if this launch may not overlap,
+process the pending result first; launch; write-after-read barrier; queue the snapshot and the
+result; process the result before; sample N if its sampling was delayed; idle housekeeping only if
+this batch and the last one are both empty. Upstream's counterpart is `Scheduler.event_loop_overlap`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from zos_sglang.overlap.account import Account
+from zos_sglang.overlap.guards import OVERLAPPED, OverlapDecision
+from zos_sglang.overlap.launch import Launcher
+from zos_sglang.overlap.protocols import Batch, SchedulerPort
+from zos_sglang.overlap.result_queue import ResultQueue
+
+logger = logging.getLogger(__name__)
+
+
+class Ended(Enum):
+    """Why `EventLoop.run` returned."""
+
+    EXIT = "exit"
+    SWITCH = "switch"
+
+
+class EventLoop:
+    """Owns the result queue and the order of an iteration.
+
+    Args:
+        port: the host's side of an iteration.
+        launcher: one launch.
+        queue: results in flight; upstream code sees it as `scheduler.result_queue`.
+        decide: the guards, see `guards.make_guard`.
+        account: counts.
+        depth: results left in flight after an iteration: 1, or 0 in mode `sync`.
+    """
+
+    def __init__(
+        self,
+        port: SchedulerPort,
+        launcher: Launcher,
+        queue: ResultQueue,
+        decide: Callable[[Batch, Any], OverlapDecision],
+        account: Account,
+        *,
+        depth: int = 1,
+    ) -> None:
+        self.port = port
+        self.launcher = launcher
+        self.queue = queue
+        self.decide = decide
+        self.account = account
+        self.depth = depth
+        self.switch_requested = False
+        #: What the loop is doing, for the stall detector; `beat` grows with every iteration.
+        self.phase = "start"
+        self.beat = 0
+        self.launches = 0
+
+    def run(self) -> Ended:
+        """Iterate until the server exits or the mode is to change.
+
+        On `SWITCH` nothing is in flight: every launched result is processed.
+        """
+        port = self.port
+        while not port.exiting():
+            self.phase = "intake"
+            port.intake()
+            if port.paused():
+                self.phase = "paused"
+                port.note_paused()
+            elif self.switch_requested:
+                self.process_down_to(0)
+                return Ended.SWITCH
+            else:
+                port.last_batch = self.step(port.last_batch)
+            self.beat += 1
+        return Ended.EXIT
+
+    def step(self, last: Batch | None) -> Batch | None:
+        """Select, decide, launch, process. Returns the batch that is now in flight, or None."""
+        port = self.port
+        self.phase = "select"
+        batch: Batch | None = port.select()
+        if batch is None:
+            port.note_no_batch()
+            self.process_down_to(0)
+            if last is None:
+                self.phase = "idle"
+                port.idle()
+        else:
+            if not self._decide(batch).overlap:
+                self.process_down_to(0)
+                port.between()
+            result = self._launch(batch)
+            self.process_down_to(1)
+            self.phase = "sample"
+            self.launcher.sample_delayed(batch, result)
+            self.process_down_to(self.depth)
+        self.phase = "end"
+        port.end_of_step()
+        return batch
+
+    def process_down_to(self, left: int) -> None:
+        """Process the oldest results until `left` are in flight."""
+        while len(self.queue) > left:
+            self.phase = "process"
+            self.port.process(*self.queue.popleft())
+
+    def _decide(self, batch: Batch) -> OverlapDecision:
+        pending = self.queue[0][0] if self.queue else None
+        try:
+            decision = self.decide(batch, pending)
+        except Exception:
+            logger.exception("zos-sglang: a guard failed; stock's default (overlap) applies")
+            self.account.passed("fallbacks")
+            decision = OVERLAPPED
+        self.launches += 1
+        self.account.decided(self.launches, decision.reason)
+        return decision
+
+    def _launch(self, batch: Batch) -> Any:
+        self.phase = "launch"
+        launcher = self.launcher
+        result = launcher.launch(batch)
+        barrier = launcher.streams.war_barrier(launcher.device.take_read_done())
+        self.account.passed(barrier.value)
+        self.queue.append((batch.copy(), result))
+        return result

@@ -1,0 +1,100 @@
+"""One launch: waits, inputs, isolation, forward, relay, readback."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from zos_sglang.overlap.account import Account
+from zos_sglang.overlap.isolation import PinRing, isolate
+from zos_sglang.overlap.protocols import Batch, Device, SchedulerPort
+from zos_sglang.overlap.streams import Streams
+
+logger = logging.getLogger(__name__)
+
+
+class Launcher:
+    """Owns the order of one launch. State: the pins, and whether our launch is still trusted.
+
+    Args:
+        device: the forward's side.
+        port: gives the way back to upstream's launch.
+        streams: the waits.
+        pins: references of the last launches.
+        account: counts.
+        own: False where only upstream's launch covers the configuration.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        port: SchedulerPort,
+        streams: Streams,
+        pins: PinRing,
+        account: Account,
+        *,
+        own: bool = True,
+    ) -> None:
+        self.device = device
+        self.port = port
+        self.streams = streams
+        self.pins = pins
+        self.account = account
+        self.own = own
+        self._forward_entered = False
+
+    def launch(self, batch: Batch) -> Any:
+        """Queue one batch on the device; returns its result, whose tokens the host has not seen."""
+        if not self.own:
+            self.account.passed("upstream-launch")
+            return self.port.launch_upstream(batch)
+        self._forward_entered = False
+        try:
+            return self._launch(batch)
+        except Exception:
+            if self._forward_entered:
+                raise  # the model's own error: as in stock, the process reports it and ends
+            logger.exception("zos-sglang: our launch failed before the forward; upstream's launch takes over")
+            self.own = False
+            self.account.passed("fallbacks")
+            self.device.undo_prepare(batch)
+            return self.port.launch_upstream(batch)
+
+    def _launch(self, batch: Batch) -> Any:
+        device = self.device
+        device.prepare(batch)
+        with device.forward_context():
+            self.streams.forward_waits_for_schedule()
+            # Outside the isolation: putting fields back must not bring consumed staging back.
+            device.resolve_inputs(batch)
+            with isolate(batch, self.pins):
+                # From here on the step has effects on the device and cannot be repeated.
+                self._forward_entered = True
+                rows = batch.req_pool_indices
+                result = device.forward(batch, rows)
+                if device.delayed_sample(result) is None:
+                    device.relay(batch, rows, result)
+                    self._readback(batch, result)
+                else:
+                    device.hold_sample(rows, result)
+        device.finish(batch, rows, result)
+        return result
+
+    def sample_delayed(self, batch: Batch, result: Any) -> None:
+        """Sample a launch whose mask needed the result before it; no-op if it is sampled already."""
+        sample = self.device.delayed_sample(result)
+        if sample is None:
+            return
+        self.account.passed("delayed-sampling")
+        with self.device.forward_context():
+            # The mask was filled on the schedule stream after the result before was processed.
+            self.streams.forward_waits_for_schedule()
+            sample()
+            self.device.relay(batch, result.future_indices, result)
+        self._readback(batch, result)
+        self.device.release_sample(result)
+
+    def _readback(self, batch: Batch, result: Any) -> None:
+        self.streams.copy_waits_for_forward()
+        with self.device.copy_context():
+            self.device.readback(batch, result)

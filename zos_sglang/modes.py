@@ -10,11 +10,11 @@ Mode = Literal["off", "sync", "stock", "overlap"]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 
-MODE_CODES: dict[str, int] = {"off": 0, "sync": 1, "stock": 2, "overlap": 3}
+MODE_CODES: dict[Mode, int] = {"off": 0, "sync": 1, "stock": 2, "overlap": 3}
 
 _BY_CODE = {code: name for name, code in MODE_CODES.items()}
 
 
-def mode_from_code(code: float) -> str | None:
+def mode_from_code(code: float) -> Mode | None:
     """The mode's name, or None when `code` is no mode's number (2.5, 7, nan)."""
     return _BY_CODE.get(code)  # type: ignore[call-overload]

@@ -6,6 +6,7 @@ from collections import deque
 from typing import Any
 
 from zos_sglang.overlap.guards import Reason
+from zos_sglang.overlap.protocols import Batch
 
 #: Paths and events worth counting, in the order they are reported.
 PATHS = (
@@ -14,8 +15,8 @@ PATHS = (
     "mixed",
     "middle-chunk",
     "delayed-sampling",
-    "embedding",
     "upstream-launch",
+    "blocked-host-lengths",
     "barrier-fine",
     "barrier-coarse",
     "barrier-off",
@@ -46,6 +47,18 @@ class Account:
 
     def passed(self, path: str) -> None:
         self.paths[path] += 1
+
+    def launched(self, batch: Batch) -> None:
+        """Count the kind of a launch."""
+        mode = batch.forward_mode
+        if mode.is_decode():
+            self.paths["decode"] += 1
+        elif mode.is_mixed():
+            self.paths["mixed"] += 1
+        elif mode.is_extend():
+            self.paths["prefill"] += 1
+        if batch.chunked_req is not None:
+            self.paths["middle-chunk"] += 1
 
     def report(self) -> dict[str, Any]:
         """Plain numbers for `/server_info`."""

@@ -38,7 +38,7 @@ class EventLoop:
         queue: results in flight; upstream code sees it as `scheduler.result_queue`.
         decide: the guards, see `guards.make_guard`.
         account: counts.
-        depth: results left in flight after an iteration: 1, or 0 in mode `sync`.
+        sync: mode `sync`: wait for each result, right after intake, before the next selection.
     """
 
     def __init__(
@@ -49,37 +49,44 @@ class EventLoop:
         decide: Callable[[Batch, Any], OverlapDecision],
         account: Account,
         *,
-        depth: int = 1,
+        sync: bool = False,
     ) -> None:
         self.port = port
         self.launcher = launcher
         self.queue = queue
         self.decide = decide
         self.account = account
-        self.depth = depth
+        self.sync = sync
         self.switch_requested = False
         #: What the loop is doing, for the stall detector; `beat` grows with every iteration.
         self.phase = "start"
         self.beat = 0
         self.launches = 0
 
-    def run(self) -> Ended:
+    def run(self, skip_intake: bool = False) -> Ended:
         """Iterate until the server exits or the mode is to change.
 
-        On `SWITCH` nothing is in flight: every launched result is processed.
+        On `SWITCH` nothing is in flight: every launched result is processed. The intake of that iteration
+        has happened; the mode that follows begins with its selection (`skip_intake`).
         """
         port = self.port
         while not port.exiting():
-            self.phase = "intake"
-            port.intake()
+            if not skip_intake:
+                self.phase = "intake"
+                port.intake()
+            skip_intake = False
             if port.paused():
                 self.phase = "paused"
                 port.note_paused()
-            elif self.switch_requested:
-                self.process_down_to(0)
-                return Ended.SWITCH
             else:
+                # Between intakes a last batch always has its result in the queue, also in mode `sync`:
+                # upstream's pause takes it from there.
+                if self.sync or self.switch_requested:
+                    self.process_down_to(0)
+                if self.switch_requested:
+                    return Ended.SWITCH
                 port.last_batch = self.step(port.last_batch)
+                port.end_of_step()
             self.beat += 1
         return Ended.EXIT
 
@@ -102,9 +109,6 @@ class EventLoop:
             self.process_down_to(1)
             self.phase = "sample"
             self.launcher.sample_delayed(batch, result)
-            self.process_down_to(self.depth)
-        self.phase = "end"
-        port.end_of_step()
         return batch
 
     def process_down_to(self, left: int) -> None:
@@ -131,5 +135,6 @@ class EventLoop:
         result = launcher.launch(batch)
         barrier = launcher.streams.war_barrier(launcher.device.take_read_done())
         self.account.passed(barrier.value)
+        self.account.launched(batch)
         self.queue.append((batch.copy(), result))
         return result

@@ -125,7 +125,7 @@ def make_guard(
         in the queue, or None.
     """
     if sync:
-        return lambda batch, pending: NOTHING_PENDING if pending is None else MODE_SYNC
+        return lambda batch, pending: MODE_SYNC
 
     def decide(batch: Batch, pending: Any) -> OverlapDecision:
         if pending is None:

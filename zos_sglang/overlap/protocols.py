@@ -39,6 +39,7 @@ class Batch(Protocol):
     input_ids: Any
     req_pool_indices: Any
     is_extend_in_batch: bool
+    chunked_req: Any
     has_grammar: bool
     spec_algorithm: Any
 

@@ -1,0 +1,56 @@
+"""Entry point of group `sglang.srt.plugins`: SGLang calls `register` once in every process it starts."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from zos_sglang.settings import Settings, SettingsError
+
+if TYPE_CHECKING:
+    from zos_sglang.upstream.hooks import Process
+
+logger = logging.getLogger(__name__)
+
+_SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
+
+
+def register() -> None:
+    """Register the hooks of this process; do nothing unless ZOS_MODE asks for it.
+
+    Raises:
+        SystemExit: bad settings, or, under ZOS_STRICT=1, an SGLang that we do not know. An ordinary
+            exception would be logged by SGLang and the server would start without us.
+    """
+    if not os.environ.get("ZOS_MODE"):
+        return
+    try:
+        settings = Settings.from_env(os.environ)
+    except SettingsError as error:
+        print(f"zos-sglang: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None
+    if settings.mode in (None, "off"):
+        return
+    from zos_sglang.upstream import entry, hooks
+    from zos_sglang.upstream.runtime import runtime
+
+    runtime.settings = settings
+    for process in _roles():
+        if problem := hooks.unknown_upstream(process):
+            try:
+                entry.step_aside(problem)
+            except entry.UnusableError as error:
+                print(error, file=sys.stderr, flush=True)
+                raise SystemExit(2) from None
+            return
+        hooks.register(process)
+
+
+def _roles() -> list[Process]:
+    """Which tables apply here: SGLang's children import what they run before they load plugins."""
+    if multiprocessing.parent_process() is None:
+        return ["main"]
+    return ["scheduler"] if _SCHEDULER_MODULE in sys.modules else []

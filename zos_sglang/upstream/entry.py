@@ -1,0 +1,88 @@
+"""The hook functions themselves: thin, and harmless while the plugin is inert."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from zos_sglang.modes import mode_from_code
+from zos_sglang.upstream import hooks
+from zos_sglang.upstream.runtime import runtime
+
+logger = logging.getLogger(__name__)
+
+
+class UnusableError(RuntimeError):
+    """ZOS_STRICT=1 and the plugin cannot do its work here."""
+
+
+def around_run_event_loop(original: Callable[..., Any], scheduler: Any) -> Any:
+    """Say what is in effect, once, before the first iteration."""
+    from zos_sglang.upstream.overlap_off import startup_line
+
+    if conflict := hooks.other_plugins("scheduler"):
+        step_aside(conflict)
+    if runtime.settings.mode is not None:
+        logger.info(startup_line(runtime.settings, scheduler.server_args, scheduler.enable_overlap))
+    return original(scheduler)
+
+
+def around_event_loop_overlap(original: Callable[..., Any], scheduler: Any) -> Any:
+    """Our loop in place of upstream's; upstream's own where the plugin stepped aside."""
+    if runtime.settings.mode is None:
+        return original(scheduler)
+    return runtime.run(original, scheduler)
+
+
+def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str, Any]:
+    """Add the live switch to what /set_internal_state can update."""
+    from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected, _UpdateHandler
+
+    def validate_mode(key: str, value: Any) -> None:
+        if runtime.scheduler is None:
+            raise UpdateRejected(f"{key}: this server does not run an event loop of zos-sglang.")
+        if mode_from_code(value) is None:
+            raise UpdateRejected(f"{key}: {value} is no mode.")
+
+    def apply_mode(key: str, value: Any) -> None:
+        mode = mode_from_code(value)
+        assert mode is not None
+        runtime.request(mode)
+
+    def validate_reset(key: str, value: Any) -> None:
+        if runtime.probe is None:
+            raise UpdateRejected(f"{key}: needs ZOS_PROBE=1.")
+
+    def apply_reset(key: str, value: Any) -> None:
+        runtime.probe.reset()
+
+    if runtime.settings.mode is None:
+        return handlers
+    return {
+        **handlers,
+        "zos_mode": _UpdateHandler(validate_mode, apply_mode),
+        "zos_probe_reset": _UpdateHandler(validate_reset, apply_reset),
+    }
+
+
+def after_get_internal_state(output: Any, controller: Any, *_: Any, **__: Any) -> Any:
+    """Add our block to the internal state."""
+    if runtime.scheduler is not None:
+        try:
+            output.internal_state["zos"] = runtime.report()
+        except Exception:
+            logger.exception("zos-sglang: the report failed; the rest of the state is complete")
+    return output
+
+
+def step_aside(problem: str) -> None:
+    """Become inert with one warning.
+
+    Raises:
+        UnusableError: under ZOS_STRICT=1.
+    """
+    if runtime.settings.strict:
+        raise UnusableError(f"zos-sglang cannot start (ZOS_STRICT=1): {problem}")
+    logger.warning("zos-sglang is inactive, stock SGLang runs: %s", problem)
+    runtime.settings = runtime.settings.model_copy(update={"mode": None})

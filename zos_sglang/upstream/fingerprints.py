@@ -1,0 +1,33 @@
+"""Fingerprints of upstream callables: has what we replace or mirror changed since we read it?"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import pkgutil
+import textwrap
+from typing import Any
+
+
+def resolve(target: str) -> Any:
+    """The object behind a dotted path.
+
+    Raises:
+        ImportError, AttributeError: upstream moved or removed it.
+    """
+    return pkgutil.resolve_name(target)
+
+
+def fingerprint(obj: Any) -> str:
+    """Hash of signature and source of a callable or class, decorators and wrappers taken off.
+
+    Trailing white space and blank lines do not count; every other character of the source does.
+
+    Raises:
+        OSError: the source is not there (a compiled or zipped installation).
+    """
+    inner = inspect.unwrap(obj)
+    source = textwrap.dedent(inspect.getsource(inner))
+    lines = [line.rstrip() for line in source.splitlines() if line.strip()]
+    text = "\n".join([str(inspect.signature(inner)), *lines])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

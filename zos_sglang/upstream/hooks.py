@@ -1,0 +1,293 @@
+"""The one table of what we replace in SGLang and what we mirror, read by code and by people.
+
+Adding an SGLang release means: read the diff of every target below, adapt, add the release to
+`versions.SUPPORTED` and its fingerprints to `FINGERPRINTS` (`python -m zos_sglang patches
+--fingerprints` prints them).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from zos_sglang.upstream.fingerprints import fingerprint, resolve
+from zos_sglang.upstream.versions import SUPPORTED, installed
+
+logger = logging.getLogger(__name__)
+
+Kind = Literal["around", "after", "before", "replace", "mirror"]
+Process = Literal["scheduler", "main"]
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_OVERLAP = "sglang.srt.managers.overlap_utils"
+_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
+_HTTP = "sglang.srt.entrypoints.http_server"
+_HERE = "zos_sglang.upstream"
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One upstream callable that we replace, or whose work we do ourselves (`mirror`)."""
+
+    target: str
+    kind: Kind
+    replacement: str
+    why: str
+    remove_when: str
+    process: Process = "scheduler"
+
+
+@dataclass(frozen=True)
+class HookStatus:
+    """A table row as `python -m zos_sglang patches` shows it."""
+
+    target: str
+    kind: str
+    replacement: str
+    why: str
+    remove_when: str
+    status: str
+    detail: str
+
+
+HOOKS: tuple[Hook, ...] = (
+    Hook(
+        f"{_SCHEDULER}.run_event_loop",
+        "around",
+        f"{_HERE}.entry.around_run_event_loop",
+        "one start-up line that says what is in effect, and the last check for another plugin",
+        "upstream logs the schedule it chose and why",
+    ),
+    Hook(
+        f"{_SCHEDULER}.event_loop_overlap",
+        "around",
+        f"{_HERE}.entry.around_event_loop_overlap",
+        "our event loop, result queue and guards; modes that change while the server runs",
+        "upstream lets a plugin provide the event loop",
+    ),
+    Hook(
+        f"{_OVERLAP}.FutureMap",
+        "replace",
+        f"{_HERE}.future_map.FutureMap",
+        "a subclass with a debug mode that checks who reads which row",
+        "upstream's own consume-once checks cover the generation of a row",
+    ),
+    Hook(
+        f"{_STATE}._update_handlers",
+        "after",
+        f"{_HERE}.entry.after_update_handlers",
+        "the live mode switch through /set_internal_state",
+        "upstream has a registry of update handlers",
+    ),
+    Hook(
+        f"{_STATE}.get_internal_state",
+        "after",
+        f"{_HERE}.entry.after_get_internal_state",
+        "mode, decisions by reason and paths in /server_info",
+        "upstream lets a plugin contribute to the internal state",
+    ),
+    Hook(
+        f"{_HTTP}._setup_and_run_http_server",
+        "before",
+        f"{_HERE}.http.before_http_server",
+        "a mode by its name, and HTTP 400 for one that does not exist",
+        "upstream's /set_internal_state takes text and reports why an update was rejected",
+        "main",
+    ),
+    Hook(
+        f"{_SCHEDULER}.is_disable_overlap_for_batch",
+        "mirror",
+        "zos_sglang.overlap.guards.make_guard",
+        "the guards, with reasons and the first-token rule",
+        "upstream returns a reason and has a first-token rule",
+    ),
+    Hook(
+        f"{_SCHEDULER}.run_batch",
+        "mirror",
+        "zos_sglang.overlap.launch.Launcher.launch",
+        "the launch without the work that a plain overlapped step does not need",
+        "upstream's launch costs no more",
+    ),
+    Hook(
+        f"{_SCHEDULER}._forward_isolation",
+        "mirror",
+        "zos_sglang.overlap.isolation.isolate",
+        "one dict copy instead of a getattr per field",
+        "upstream's isolation costs no more",
+    ),
+    Hook(
+        f"{_SCHEDULER}.record_batch_in_overlap",
+        "mirror",
+        "zos_sglang.overlap.isolation.PinRing.pin",
+        "one dict copy instead of a getattr per field",
+        "upstream records tensors on the forward stream instead",
+    ),
+    Hook(
+        f"{_SCHEDULER}._apply_war_barrier",
+        "mirror",
+        "zos_sglang.overlap.streams.Streams.war_barrier",
+        "records which barrier each step used; reads the environment once",
+        "upstream records the barrier kind",
+    ),
+    Hook(
+        f"{_SCHEDULER}._copy_result_to_cpu",
+        "mirror",
+        "zos_sglang.overlap.launch.Launcher._readback",
+        "every stream wait stands in one place",
+        "never: part of the launch that we own",
+    ),
+    Hook(
+        f"{_SCHEDULER}.launch_batch_sample_if_needed",
+        "mirror",
+        "zos_sglang.overlap.launch.Launcher.sample_delayed",
+        "every stream wait stands in one place",
+        "never: part of the launch that we own",
+    ),
+    Hook(
+        f"{_OVERLAP}.resolve_forward_inputs",
+        "mirror",
+        f"{_HERE}.future_map.FutureMap.resolve",
+        "called by us in upstream's order; the debug mode looks at what it reads",
+        "never: part of the launch that we own",
+    ),
+    Hook(
+        "sglang.srt.managers.utils.GenerationBatchResult.copy_to_cpu",
+        "mirror",
+        f"{_HERE}.port.SglangDevice.readback",
+        "called by us on the copy stream",
+        "never: part of the launch that we own",
+    ),
+)
+
+FINGERPRINTS: dict[str, dict[str, str]] = {
+    "0.5.23": {
+        "sglang.srt.managers.scheduler.Scheduler.run_event_loop": "bf0ada6bb534ac1b",
+        "sglang.srt.managers.scheduler.Scheduler.event_loop_overlap": "44332226c2ece94a",
+        "sglang.srt.managers.overlap_utils.FutureMap": "5ef37bdd73c9113b",
+        "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController._update_handlers": "59da126690df6925",
+        "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state": "846180f4941de923",
+        "sglang.srt.entrypoints.http_server._setup_and_run_http_server": "0c40a3110367bc58",
+        "sglang.srt.managers.scheduler.Scheduler.is_disable_overlap_for_batch": "fdf5b8ae1171fdca",
+        "sglang.srt.managers.scheduler.Scheduler.run_batch": "72de58139158f95b",
+        "sglang.srt.managers.scheduler.Scheduler._forward_isolation": "0a565d550a71289d",
+        "sglang.srt.managers.scheduler.Scheduler.record_batch_in_overlap": "79344817352f198f",
+        "sglang.srt.managers.scheduler.Scheduler._apply_war_barrier": "c838c9517077c0ff",
+        "sglang.srt.managers.scheduler.Scheduler._copy_result_to_cpu": "88ab20167929fe55",
+        "sglang.srt.managers.scheduler.Scheduler.launch_batch_sample_if_needed": "e6a1dedba14f282a",
+        "sglang.srt.managers.overlap_utils.resolve_forward_inputs": "79d21263f9d41f3e",
+        "sglang.srt.managers.utils.GenerationBatchResult.copy_to_cpu": "af23277b1e608d2c",
+    }
+}
+
+
+def changed(hook: Hook, release: str) -> str | None:
+    """Why a target is not the one we read, or None if it is."""
+    try:
+        found = fingerprint(resolve(hook.target))
+    except Exception as error:
+        return f"cannot be read ({type(error).__name__}: {error})"
+    known = FINGERPRINTS[release].get(hook.target)
+    return None if found == known else f"has changed (fingerprint {found}, known {known})"
+
+
+def unknown_upstream(process: Process) -> str | None:
+    """Why this SGLang is not one that we know, or None: one sentence that says what to do."""
+    release = installed()
+    if release not in SUPPORTED:
+        return (
+            f"SGLang {release} is not supported (supported: {', '.join(SUPPORTED)}). "
+            f"Install sglang=={SUPPORTED[-1]}, or a zos-sglang for your release."
+        )
+    for hook in HOOKS:
+        if hook.process == process and (problem := changed(hook, release)):
+            return (
+                f"{hook.target} {problem}. This SGLang {release} was modified; reinstall "
+                f"sglang=={release}, or use a zos-sglang that knows the change."
+            )
+    return None
+
+
+def other_plugins(process: Process) -> str | None:
+    """Who else replaced or wraps one of our targets, or None. Meaningful once plugins are loaded."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for hook in HOOKS:
+        if hook.process != process:
+            continue
+        for kind, replacement, source in HookRegistry._hooks.get(hook.target, ()):
+            ours = getattr(replacement, "__module__", "").startswith("zos_sglang.")
+            if not ours and kind in (HookType.REPLACE, HookType.AROUND):
+                who = f"plugin {source.plugin_name}" if source else replacement.__module__
+                return (
+                    f"{who} {kind.value}s {hook.target}, which zos-sglang needs. Keep one of the two: "
+                    f"SGLANG_PLUGINS names the plugins to load."
+                )
+    return None
+
+
+def register(process: Process) -> None:
+    """Register this process's hooks with SGLang's registry, which applies them."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for hook in HOOKS:
+        if hook.process == process and hook.kind != "mirror":
+            _originals[hook.target] = _static(hook.target)
+            HookRegistry.register(hook.target, resolve(hook.replacement), HookType(hook.kind))
+
+
+_originals: dict[str, Any] = {}
+
+
+def _static(target: str) -> Any:
+    """An attribute as it stands in its owner, without binding it."""
+    owner, name = target.rsplit(".", 1)
+    return resolve(owner).__dict__[name]
+
+
+def restore() -> list[str]:
+    """Put every original back where our hooks stand; returns the targets that could not be.
+
+    Names that other modules imported are put back too, as the registry had replaced them.
+    """
+    from sglang.srt.plugins.hook_registry import _propagate_patch
+
+    failed = []
+    for target, original in _originals.items():
+        owner_path, name = target.rsplit(".", 1)
+        owner = resolve(owner_path)
+        ours = owner.__dict__[name]
+        setattr(owner, name, original)
+        _propagate_patch(ours, original, owner)
+        if owner.__dict__[name] is not original:
+            failed.append(target)
+    return failed
+
+
+def table() -> list[HookStatus]:
+    """Every hook with its state in an installation like this one."""
+    release = installed()
+    rows = []
+    for hook in HOOKS:
+        if release not in SUPPORTED:
+            status, detail = "unsupported", f"SGLang {release}"
+        elif problem := changed(hook, release):
+            status, detail = "changed", problem
+        elif hook.kind == "mirror":
+            status, detail = "known", f"in the {hook.process} process"
+        else:
+            here = _originals.get(hook.target) is not None
+            status = "applied" if here else "ready"
+            detail = f"applied in the {hook.process} process when ZOS_MODE is set"
+        rows.append(HookStatus(**{**_columns(hook), "status": status, "detail": detail}))
+    return rows
+
+
+def _columns(hook: Hook) -> dict[str, str]:
+    return {
+        "target": hook.target,
+        "kind": hook.kind,
+        "replacement": hook.replacement,
+        "why": hook.why,
+        "remove_when": hook.remove_when,
+    }

@@ -1,0 +1,305 @@
+"""One scheduler process: its settings, its mode, and the change from one mode to another.
+
+A switch happens at a step boundary with nothing in flight: after intake, every pending result is
+processed, and the next batch is selected by the new mode. Modes `stock` and `off` run upstream's own
+`event_loop_overlap`; `off` puts every original callable back first and is final.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from zos_sglang.modes import Mode
+from zos_sglang.overlap.account import Account
+from zos_sglang.overlap.event_loop import Ended, EventLoop
+from zos_sglang.overlap.guards import PrefillRule, make_guard
+from zos_sglang.overlap.isolation import PinRing
+from zos_sglang.overlap.launch import Launcher
+from zos_sglang.overlap.result_queue import ResultQueue
+from zos_sglang.overlap.stall import StallDetector, describe_batch, describe_event
+from zos_sglang.overlap.streams import Streams
+from zos_sglang.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.001
+
+
+class SwitchMode(Exception):
+    """Leaves upstream's loop at a step boundary; nothing of the step has happened yet."""
+
+
+class Runtime:
+    """The plugin's state in one process. Inert until `attach`."""
+
+    def __init__(self) -> None:
+        self.settings = Settings.load({})
+        self.account = Account()
+        self.mode: Mode = "off"
+        self.pending: Mode | None = None
+        self.scheduler: Any = None
+        self.loop: EventLoop | None = None
+        self.probe: Any = None
+        self._stall: StallDetector | None = None
+        self._launcher: Launcher | None = None
+
+    # ------------------------------------------------------------ life of a scheduler
+
+    def run(self, stock_loop: Callable[[Any], None], scheduler: Any) -> None:
+        """Run the event loop in whatever mode is in effect, until the server exits."""
+        from sglang.srt.utils import DynamicGradMode
+
+        self.attach(scheduler)
+        with DynamicGradMode():
+            fresh = True
+            while True:
+                ended = self._run_mode(stock_loop, scheduler, fresh)
+                if ended is Ended.EXIT:
+                    break
+                fresh = False
+                logger.info("zos-sglang: mode %s -> %s", self.mode, self.pending)
+                self.mode, self.pending = self.pending or self.mode, None
+                self.account.passed("mode-switches")
+        if self.mode != "off":
+            self.drain_for_exit()
+            self._stop_stall_detector()
+
+    def attach(self, scheduler: Any) -> None:
+        """Build the core over a scheduler and start watching it."""
+        from zos_sglang.upstream.port import SglangDevice, SglangPort, needs_upstream_launch
+
+        self.scheduler = scheduler
+        self.mode = self.settings.mode or "off"
+        port = SglangPort(scheduler)
+        pins = PinRing(scheduler.batch_record_buf)
+        streams = Streams(
+            scheduler.schedule_stream,
+            scheduler.forward_stream,
+            scheduler.copy_stream,
+            barrier_enabled=scheduler._war_barrier_enabled,
+            force_coarse=_flag("SGLANG_FORCE_COARSE_WAR_BARRIER"),
+        )
+        if shared := streams.aliases():
+            logger.warning("zos-sglang: streams share a handle: %s", "; ".join(shared))
+        why_not = needs_upstream_launch(scheduler)
+        if why_not:
+            logger.warning("zos-sglang: launches go through upstream's run_batch: %s", why_not)
+        device = SglangDevice(scheduler, pins, self.account, self.settings.wait)
+        self._launcher = Launcher(device, port, streams, pins, self.account, own=why_not is None)
+        if self.settings.probe:
+            self._install_probe(scheduler)
+        self._start_stall_detector()
+
+    def request(self, mode: Mode) -> None:
+        """Ask for another mode; it takes effect at the next step boundary. Scheduler thread only."""
+        if mode == (self.pending or self.mode):
+            return
+        self.pending = mode
+        if self.loop is not None:
+            self.loop.switch_requested = True
+        else:
+            self.scheduler.get_next_batch_to_run = _leave_stock
+
+    # ------------------------------------------------------------ modes
+
+    def _run_mode(self, stock_loop: Callable[[Any], None], scheduler: Any, fresh: bool) -> Ended:
+        if self.mode in ("off", "stock"):
+            if self.mode == "off":
+                self._let_go(scheduler)
+            return self._run_stock(stock_loop, scheduler)
+        return self._run_ours(scheduler, skip_intake=not fresh)
+
+    def _run_ours(self, scheduler: Any, skip_intake: bool) -> Ended:
+        assert self._launcher is not None
+        scheduler.enable_skip_finishing_decode = True
+        queue = ResultQueue()
+        scheduler.result_queue = queue
+        sync = self.mode == "sync"
+        guard = make_guard(self.prefill_rule(), dp_attention=scheduler.require_mlp_sync, sync=sync)
+        self.loop = EventLoop(self._launcher.port, self._launcher, queue, guard, self.account, sync=sync)
+        try:
+            return self.loop.run(skip_intake)
+        finally:
+            self.loop = None
+
+    def _run_stock(self, stock_loop: Callable[[Any], None], scheduler: Any) -> Ended:
+        if scheduler.last_batch is not None:
+            _bridge_into_stock(scheduler)
+        try:
+            stock_loop(scheduler)
+        except SwitchMode:
+            scheduler.__dict__.pop("get_next_batch_to_run", None)
+            while scheduler.result_queue:
+                scheduler.process_batch_result(*scheduler.result_queue.popleft())
+            return Ended.SWITCH
+        return Ended.EXIT
+
+    def _let_go(self, scheduler: Any) -> None:
+        """Give every callable back to upstream; from here on this object is not called again."""
+        from sglang.srt.managers.overlap_utils import FutureMap as UpstreamFutureMap
+
+        from zos_sglang.upstream import hooks
+        from zos_sglang.upstream.future_map import FutureMap
+
+        failed = hooks.restore()
+        if type(scheduler.future_map) is FutureMap:
+            scheduler.future_map.__dict__.pop("ledger", None)
+            scheduler.future_map.__class__ = UpstreamFutureMap
+        if self.probe is not None:
+            scheduler.tp_worker.model_runner.__dict__.pop("forward", None)
+            self.probe = None
+        self._stop_stall_detector()
+        self._launcher = None
+        if failed:
+            logger.error("zos-sglang: could not put back %s", ", ".join(failed))
+        else:
+            logger.info("zos-sglang: off; every callable is SGLang's own again")
+
+    def prefill_rule(self) -> PrefillRule:
+        """Our setting, else upstream's variable, else `first-token` (upstream's default under DP)."""
+        if self.settings.consecutive_prefill is not None:
+            return PrefillRule(self.settings.consecutive_prefill)
+        if "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP" in os.environ:
+            disabled = _flag("SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP")
+            return PrefillRule.ALWAYS if disabled else PrefillRule.NEVER
+        return PrefillRule.FIRST_TOKEN
+
+    # ------------------------------------------------------------ exit
+
+    def drain_for_exit(self) -> None:
+        """Process and stream what is in flight, for at most `ZOS_EXIT_TIMEOUT_S` seconds.
+
+        Called on a graceful exit only. The exception path never gets here: the device may be stuck.
+        """
+        scheduler = self.scheduler
+        deadline = time.monotonic() + self.settings.exit_timeout_s
+        queue = scheduler.result_queue
+        while queue:
+            done = queue[0][1].copy_done
+            while done is not None and not done.query():
+                if time.monotonic() > deadline:
+                    logger.error(
+                        "zos-sglang: exit: %d results were not ready within ZOS_EXIT_TIMEOUT_S=%g",
+                        len(queue),
+                        self.settings.exit_timeout_s,
+                    )
+                    return
+                time.sleep(_POLL_S)
+            scheduler.process_batch_result(*queue.popleft())
+            self.account.passed("drained")
+        logger.info("zos-sglang: exit: %d results drained", self.account.paths["drained"])
+
+    # ------------------------------------------------------------ what others see
+
+    def report(self) -> dict[str, Any]:
+        """The block `zos` of `/server_info`."""
+        from zos_sglang.upstream.versions import installed
+
+        streams = self._launcher.streams if self._launcher else None
+        out: dict[str, Any] = {
+            "mode": self.mode,
+            "pending_mode": self.pending,
+            "sglang": installed(),
+            "prefill_rule": self.prefill_rule().value,
+            "own_launch": bool(self._launcher and self._launcher.own),
+            "streams": {
+                name: getattr(getattr(streams, name), "cuda_stream", None)
+                for name in ("schedule", "forward", "copy")
+            },
+            **self.account.report(),
+        }
+        if self.probe is not None:
+            out["probe"] = self.probe.report()
+        return out
+
+    def describe(self) -> list[str]:
+        """What is in flight, for the stall report. Reads only; called from the watchdog's thread."""
+        scheduler, loop = self.scheduler, self.loop
+        lines = [f"mode {self.mode}, phase {loop.phase if loop else 'stock loop'}"]
+        for batch, result in list(scheduler.result_queue):
+            lines.append(f"pending: {describe_batch(batch)}; readback {describe_event(result.copy_done)}")
+        if scheduler.cur_batch_for_debug is not None:
+            lines.append(f"current: {describe_batch(scheduler.cur_batch_for_debug)}")
+        for name in ("schedule", "forward", "copy"):
+            stream = getattr(scheduler, f"{name}_stream")
+            query = getattr(stream, "query", None)
+            lines.append(f"{name} stream: {'no query' if query is None else 'idle' if query() else 'busy'}")
+        decided = ", ".join(f"{n}:{reason.value}" for n, reason in list(self.account.decisions))
+        lines.append(f"last decisions: {decided or 'none'}")
+        return lines
+
+    def _start_stall_detector(self) -> None:
+        self._stall = StallDetector(
+            self.settings.stall_timeout_s,
+            progress=self._progress,
+            busy=self._busy,
+            describe=self.describe,
+            on_stall=lambda: self.account.passed("stalls"),
+            thread_id=threading.get_ident(),
+        )
+        self._stall.start()
+
+    def _stop_stall_detector(self) -> None:
+        if self._stall is not None:
+            self._stall.stop()
+            self._stall = None
+
+    def _progress(self) -> tuple[int, int]:
+        return (self.loop.beat if self.loop else 0, self.scheduler.forward_ct)
+
+    def _busy(self) -> bool:
+        if self.loop is not None:
+            return self.loop.phase not in ("idle", "paused")
+        return bool(self.scheduler.result_queue) and not self.scheduler._engine_paused
+
+    def _install_probe(self, scheduler: Any) -> None:
+        from zos_sglang.observe.probe import StepProbe
+
+        self.probe = StepProbe(lambda: self.mode)
+        runner = scheduler.tp_worker.model_runner
+        runner.forward = self.probe.wrap(runner.forward)
+
+
+def _flag(name: str) -> bool:
+    from sglang.srt.environ import envs
+
+    return bool(getattr(envs, name).get())
+
+
+def _leave_stock(*_: Any, **__: Any) -> Any:
+    raise SwitchMode
+
+
+def _bridge_into_stock(scheduler: Any) -> None:
+    """Let upstream's loop continue behind a batch whose result is processed already.
+
+    That loop takes for granted that a last batch has its result in the queue, and it starts with an
+    empty queue. So its first intake is replaced by one launch through upstream's own calls, after
+    which both hold; the intake of this iteration has happened before the switch.
+    """
+
+    def first_intake(*_: Any, **__: Any) -> list[Any]:
+        del scheduler.ingest_requests
+        plan = scheduler.get_next_batch_to_run(
+            running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
+        )
+        scheduler.running_batch, batch = plan.running_batch, plan.batch_to_run
+        scheduler.cur_batch_for_debug = batch
+        if batch is not None:
+            result = scheduler.run_batch(batch)
+            scheduler._apply_war_barrier()
+            scheduler.result_queue.append((batch.copy(), result))
+            if scheduler.is_generation:
+                scheduler.launch_batch_sample_if_needed(result, batch)
+        scheduler.last_batch = batch
+        return []
+
+    scheduler.ingest_requests = first_intake
+
+
+runtime = Runtime()

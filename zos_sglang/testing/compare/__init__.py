@@ -1,0 +1,1 @@
+"""Regression against stock SGLang: the same scenarios on two servers, compared answer by answer."""

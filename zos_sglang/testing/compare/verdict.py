@@ -1,0 +1,145 @@
+"""Compares what two servers answered; every difference names its request, field and position.
+
+Token ids, text, finish reasons, usage and field names must be identical. Log-probabilities,
+hidden states and embeddings are floats whose last bits depend on which requests shared a batch
+(stock against stock too), so they are compared within `TOLERANCE`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from zos_sglang.testing.compare.records import Record, Records
+
+# Absolute and relative. Measured for stock against stock in float32: below 2e-5.
+TOLERANCE = 2e-4
+EXACT_FIELDS = ("status", "error", "token_ids", "text", "finish", "usage", "fields")
+FLOAT_FIELDS = ("logprobs", "vectors")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One disagreement. `where` is the first differing position inside the field ("" = whole)."""
+
+    record: str
+    field: str
+    where: str
+    stock: Any
+    ours: Any
+
+    def __str__(self) -> str:
+        at = f" at {self.where}" if self.where else ""
+        return f"{self.record}: {self.field}{at}: stock {_short(self.stock)}, ours {_short(self.ours)}"
+
+
+def compare_records(stock: Records, ours: Records) -> list[Difference]:
+    """All differences of one scenario, in the order in which its requests were sent."""
+    found: list[Difference] = []
+    for name in [*stock, *(name for name in ours if name not in stock)]:
+        if name not in ours or name not in stock:
+            present = [name in stock, name in ours]
+            found.append(Difference(name, "answered", "", *present))
+            continue
+        found.extend(_compare(stock[name], ours[name], stock, ours))
+    if not found and list(stock) != list(ours):
+        found.append(_first(list(stock), list(ours), "", "(all)", "order of requests"))
+    return found
+
+
+def _compare(stock: Record, ours: Record, all_stock: Records, all_ours: Records) -> list[Difference]:
+    name = stock.name
+    found = []
+    if (difference := first_difference(stock.sent, ours.sent)) is not None:
+        found.append(Difference(name, "sent", *difference))
+    if stock.faults or ours.faults:
+        found.append(Difference(name, "stream", "", stock.faults, ours.faults))
+    if stock.loose or ours.loose:
+        return found
+    if stock.prefix_of is not None:
+        for side, record, records in (("stock", stock, all_stock), ("ours", ours, all_ours)):
+            if (why := cut_fault(record, records)) is not None:
+                pair = (why, "") if side == "stock" else ("", why)
+                found.append(Difference(name, "cut answer", "", *pair))
+        return found
+    for key in EXACT_FIELDS:
+        difference = first_difference(getattr(stock, key), getattr(ours, key))
+        if difference is not None:
+            found.append(Difference(name, key, *difference))
+    for key in FLOAT_FIELDS:
+        difference = first_difference(getattr(stock, key), getattr(ours, key), TOLERANCE)
+        if difference is not None:
+            found.append(Difference(name, key, *difference))
+    return found
+
+
+def cut_fault(record: Record, records: Records) -> str | None:
+    """Why `record` is no correctly aborted answer, or None. What it must be: see Record."""
+    if record.finish_type != "abort":
+        return f"finish reason {record.finish!r} instead of abort"
+    full = records.get(record.prefix_of or "")
+    if full is None:
+        return f"no full answer {record.prefix_of!r} to compare with"
+    ids, whole = record.token_ids or [], full.token_ids or []
+    if ids != whole[: len(ids)]:
+        position = next(i for i, (a, b) in enumerate(zip(ids, [*whole, None], strict=False)) if a != b)
+        return f"not a prefix of the full answer: token {position} differs"
+    return None
+
+
+def first_difference(
+    stock: Any, ours: Any, tolerance: float = 0.0, where: str = ""
+) -> tuple[str, Any, Any] | None:
+    """Position and both values of the first difference of two JSON values, or None.
+
+    Floats may differ by `tolerance` (absolute, or relative where they exceed 1).
+    """
+    if isinstance(stock, dict) and isinstance(ours, dict):
+        for key in [*stock, *(key for key in ours if key not in stock)]:
+            if key not in stock or key not in ours:
+                return f"{where}.{key}", stock.get(key, "(absent)"), ours.get(key, "(absent)")
+            inner = first_difference(stock[key], ours[key], tolerance, f"{where}.{key}")
+            if inner is not None:
+                return inner
+        return None
+    if isinstance(stock, list) and isinstance(ours, list):
+        for index, (left, right) in enumerate(zip(stock, ours, strict=False)):
+            inner = first_difference(left, right, tolerance, f"{where}[{index}]")
+            if inner is not None:
+                return inner
+        if len(stock) != len(ours):
+            return f"{where}[{min(len(stock), len(ours))}]", f"{len(stock)} items", f"{len(ours)} items"
+        return None
+    if isinstance(stock, str) and isinstance(ours, str) and stock != ours:
+        position = _common_prefix(stock, ours)
+        return f"{where}[{position}]", _window(stock, position), _window(ours, position)
+    return None if _same(stock, ours, tolerance) else (where, stock, ours)
+
+
+def _same(stock: Any, ours: Any, tolerance: float) -> bool:
+    if isinstance(stock, float) and isinstance(ours, float) and tolerance:
+        return math.isclose(stock, ours, rel_tol=tolerance, abs_tol=tolerance)
+    return type(stock) is type(ours) and stock == ours
+
+
+def _first(stock: Any, ours: Any, where: str, name: str, field: str) -> Difference:
+    difference = first_difference(stock, ours)
+    assert difference is not None
+    return Difference(name, field, where or difference[0], difference[1], difference[2])
+
+
+def _common_prefix(left: str, right: str) -> int:
+    for position, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return position
+    return min(len(left), len(right))
+
+
+def _window(text: str, position: int) -> str:
+    return text[max(0, position - 10) : position + 30]
+
+
+def _short(value: Any, limit: int = 200) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,39 @@
+"""A plain-CPU platform for SGLang: torch operators only, no sgl-kernel, no Triton, no AMX.
+
+SGLang's own CPU engine needs kernels that are not on PyPI. As an out-of-tree platform the same
+device runs every dense model through the native (pure torch) branches. It is for tests and the
+demo on machines without a GPU, and is active only when `SGLANG_PLATFORM=zos_cpu` names it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import SRTPlatform
+
+PLATFORM_NAME = "zos_cpu"
+
+
+def activate() -> str | None:
+    """Entry point of group `sglang.srt.platforms`: the class to use, or None if not selected.
+
+    SGLang activates every platform it finds when no variable names one; this one must not
+    take over a machine just because its folder is on the path.
+    """
+    if os.environ.get("SGLANG_PLATFORM") != PLATFORM_NAME:
+        return None
+    return f"{PlainCpuPlatform.__module__}.{PlainCpuPlatform.__qualname__}"
+
+
+class PlainCpuPlatform(SRTPlatform, CpuDeviceMixin):
+    """The CPU as an out-of-tree device; every capability stays at its "no" default."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "cpu"
+    device_type = "cpu"
+
+    def get_default_attention_backend(self) -> str:
+        """Name of the attention backend when no flag chooses one."""
+        return "torch_native"

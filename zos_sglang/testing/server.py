@@ -1,0 +1,194 @@
+"""Start, watch and stop one real SGLang server, stock or ours, over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+import psutil
+
+HOST = "127.0.0.1"
+PLATFORM = "zos_cpu"
+_TAIL_LINES = 40
+
+
+class ServerFailed(RuntimeError):
+    """The server died or never became ready; the message carries the tail of its own log."""
+
+
+def cpu_args() -> list[str]:
+    """SGLang flags for a small model on a plain CPU: float32, small pools, quick start."""
+    return [
+        *("--device", "cpu"),
+        *("--dtype", "float32"),  # bfloat16 answers depend on what else is in the batch
+        *("--max-total-tokens", "32768"),  # else it sizes its pool to most of the machine's memory
+        *("--max-running-requests", "128"),
+        "--skip-server-warmup",  # readiness is asked of /health_generate, which generates a token
+    ]
+
+
+def cpu_env() -> dict[str, str]:
+    """Environment that makes SGLang find and use the plain-CPU platform of this package."""
+    entry = str(Path(__file__).parent / "platform_entry")
+    inherited = os.environ.get("PYTHONPATH")
+    return {
+        "SGLANG_PLATFORM": PLATFORM,
+        "PYTHONPATH": os.pathsep.join([entry, inherited] if inherited else [entry]),
+        "SGLANG_USE_CPU_ENGINE": "0",
+    }
+
+
+def cuda_available() -> bool:
+    """Whether this machine has a CUDA device that torch can use."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+class ServerProcess:
+    """One real server as a child process; a context manager that starts and stops it.
+
+    `mode` None is stock (`python -m sglang.launch_server`), anything else is ours with
+    `--zos-mode MODE`. `args` and `env` come after, and so beat, the CPU defaults, which are
+    added when `cpu` is true (default: no CUDA device). Both output streams go to file `log`.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        mode: str | None,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        log: Path,
+        port: int | None = None,
+        start_timeout_s: float = 300,
+        cpu: bool | None = None,
+    ) -> None:
+        self.model, self.mode, self.log = str(model), mode, Path(log)
+        self.port = port or free_port()
+        self.url = f"http://{HOST}:{self.port}"
+        self.start_timeout_s = start_timeout_s
+        self._cpu = not cuda_available() if cpu is None else cpu
+        self._args, self._env = list(args), dict(env or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._family: dict[int, psutil.Process] = {}
+
+    @property
+    def pid(self) -> int:
+        """Process id of the launcher. Raises ServerFailed if the server was never started."""
+        if self._process is None:
+            raise ServerFailed("the server was not started")
+        return self._process.pid
+
+    @property
+    def command(self) -> list[str]:
+        """The command line that `start` runs."""
+        module = "sglang.launch_server" if self.mode is None else "zos_sglang.launch_server"
+        command = [sys.executable, "-m", module, "--model-path", self.model]
+        command += ["--host", HOST, "--port", str(self.port)]
+        if self.mode is not None:
+            command += ["--zos-mode", self.mode]
+        return command + (cpu_args() if self._cpu else []) + self._args
+
+    def start(self) -> None:
+        """Start and wait until the server has generated a token.
+
+        Raises ServerFailed with the server's own last lines as soon as it dies, or after
+        `start_timeout_s` seconds; nothing is left running then.
+        """
+        # A ZOS_MODE of the caller's shell would turn the stock reference into ours.
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("ZOS_")}
+        env = {**inherited, **(cpu_env() if self._cpu else {}), **self._env}
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as sink:
+            self._process = subprocess.Popen(
+                self.command, env=env, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        try:
+            self._wait_ready(time.monotonic() + self.start_timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait_ready(self, deadline: float) -> None:
+        assert self._process is not None
+        with httpx.Client(timeout=20, trust_env=False) as client:
+            while time.monotonic() < deadline:
+                if (code := self._process.poll()) is not None:
+                    raise ServerFailed(self._failure(f"exited with code {code} at start-up"))
+                self._note_children()
+                with contextlib.suppress(httpx.HTTPError):
+                    if client.get(f"{self.url}/health_generate").status_code == 200:
+                        return
+                time.sleep(0.1)
+        raise ServerFailed(self._failure(f"not ready after {self.start_timeout_s:.0f} s"))
+
+    def _failure(self, what: str) -> str:
+        tail = "\n".join(self.log_text().splitlines()[-_TAIL_LINES:])
+        return f"server {what}: {' '.join(self.command)}\n--- {self.log} ---\n{tail}"
+
+    def _note_children(self) -> None:
+        # Remembered while the launcher lives: once it is dead, its children have another parent.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.pid).children(recursive=True):
+                self._family.setdefault(child.pid, child)
+
+    def stop(self, grace_s: float = 0) -> None:
+        """Kill the whole process tree; with `grace_s`, SIGTERM first and wait so many seconds."""
+        if self._process is None:
+            return
+        self._note_children()
+        if grace_s and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(grace_s)
+        for child in [*self._family.values(), *_session_members(self.pid)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        self._process.kill()
+        self._process.wait()
+        psutil.wait_procs(list(self._family.values()), timeout=10)
+        self._family.clear()
+
+    def log_text(self) -> str:
+        """Everything the server has written so far."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def __enter__(self) -> ServerProcess:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _session_members(session: int) -> list[psutil.Process]:
+    """Processes of the session that `start` opened; finds orphans whose launcher died early."""
+    members = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getsid(process.pid) == session:
+                members.append(process)
+    return members

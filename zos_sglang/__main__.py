@@ -5,9 +5,11 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from zos_sglang import __version__
@@ -22,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        args.show(args.json)
+        args.show(args)
     except SettingsError as error:
         print(f"zos-sglang: error: {error}", file=sys.stderr)
         return 2
@@ -44,13 +46,16 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("--json", action="store_true", help="as JSON")
         command.set_defaults(show=show)
+    commands.choices["patches"].add_argument(
+        "--fingerprints", action="store_true", help="of this SGLang, to add a release to the table"
+    )
     return parser
 
 
-def show_settings(as_json_text: bool) -> None:
+def show_settings(args: argparse.Namespace) -> None:
     """Print the settings of this environment."""
     table = rows(os.environ)
-    if as_json_text:
+    if args.json:
         print(json.dumps(as_json(table), indent=2))
         return
     shown = Table("variable", "value", "from", "default", "allowed", "help", show_lines=True)
@@ -59,20 +64,36 @@ def show_settings(as_json_text: bool) -> None:
     _console().print(shown)
 
 
-def show_patches(as_json_text: bool) -> None:
+def show_patches(args: argparse.Namespace) -> None:
     """Print the hook table, as this SGLang and this environment have it."""
-    from zos_sglang.upstream.hooks import table
+    from zos_sglang.upstream import hooks
+    from zos_sglang.upstream.fingerprints import fingerprint, resolve
+    from zos_sglang.upstream.versions import installed
 
-    columns = ("target", "kind", "replacement", "why", "remove_when", "status", "detail")
-    hooks = [{c: getattr(hook, c) for c in columns} for hook in table()]
-    if as_json_text:
-        print(json.dumps(hooks, indent=2, default=str))
+    if args.fingerprints:
+        found = {h.target: fingerprint(resolve(h.target)) for h in hooks.HOOKS}
+        print(json.dumps({installed(): found}, indent=2))
         return
-    titles = ("target", "kind", "replacement", "why", "not needed when", "status", "detail")
-    shown = Table(*titles, show_lines=True)
-    for hook in hooks:
-        shown.add_row(*(_text(hook[c]) for c in columns))
-    _console().print(shown)
+    table = [asdict(hook) for hook in hooks.table()]
+    if args.json:
+        print(json.dumps(table, indent=2))
+        return
+    for hook in table:
+        _console().print(_card(hook), "")
+
+
+def _card(hook: dict[str, str]) -> Table:
+    """One hook as a block: dotted names are too long for columns side by side."""
+    card = Table.grid(padding=(0, 2))
+    for title, text in (
+        (hook["kind"], hook["target"]),
+        ("with" if hook["kind"] != "mirror" else "by", hook["replacement"]),
+        ("why", hook["why"]),
+        ("not needed when", hook["remove_when"]),
+        ("status", f"{hook['status']} ({hook['detail']})"),
+    ):
+        card.add_row(f"[bold]{title}[/bold]", escape(text))
+    return card
 
 
 def _console() -> Console:

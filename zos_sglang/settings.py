@@ -53,8 +53,7 @@ class Settings(BaseModel):
         10.0,
         ge=0,
         le=600,
-        description="Seconds that a graceful exit may spend on finishing and streaming the steps "
-        "in flight.",
+        description="Seconds that a graceful exit may spend on finishing and streaming the steps in flight.",
     )
     stall_timeout_s: Seconds = Field(
         120.0,
@@ -219,9 +218,7 @@ def _annotation(field: str) -> Any:
     return annotation
 
 
-def _gather(
-    environ: Mapping[str, str], flags: Mapping[str, str]
-) -> tuple[dict[str, Given], list[str]]:
+def _gather(environ: Mapping[str, str], flags: Mapping[str, str]) -> tuple[dict[str, Given], list[str]]:
     """What is set, by field, and one message for each ZOS_* name that we do not know.
 
     An empty variable counts as unset: that is how shells and compose files unset one.

@@ -16,7 +16,7 @@ FIELD = "disable_overlap_schedule"
 RULES = {
     "_pipeline_parallel_overlap_disable": "pipeline parallelism (--pp-size above 1)",
     "_mamba_radix_cache_resolution": "the no_buffer Mamba cache "
-    "(--mamba-radix-cache-strategy; this model or device has no extra_buffer)",
+    "(--mamba-radix-cache-strategy; this model or its --linear-attn-backend has no extra_buffer)",
     "_sparse_head_overlap_disable": "sparse-head embeddings (SGLANG_EMBEDDINGS_SPARSE_HEAD)",
     "_dllm_overlap_disable": "diffusion LLM (--dllm-algorithm)",
     "_disable_overlap_schedule_for_cpu": "speculation on CPU (--speculative-algorithm)",

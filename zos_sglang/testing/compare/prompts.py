@@ -11,28 +11,86 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-SUBJECTS = (
-    "The river|A small boat|The old teacher|My neighbour|The night train|A quiet garden|The museum|"
-    "Our kitchen|The northern wind|A curious child|The engineer|The library|A green hill|The city|"
-    "The baker|An honest lawyer|The mountain road|The last ship|A young doctor|The orchestra"
-).split("|")
-VERBS = (
-    "carries|remembers|builds|repairs|watches|describes|follows|crosses|measures|paints|answers|"
-    "protects|collects|explains|forgets|studies|opens|changes|teaches|avoids"
-).split("|")
-OBJECTS = (
-    "the long bridge|a broken clock|the harvest of the year|three letters from Paris|the dark water|"
-    "a map of the coast|the wooden gate|an old song|the price of bread|the number 42|a simple proof|"
-    "the way home|two cups of tea|the first snow|a strange machine|the history of glass|the sea|"
-    "a list of names|the shape of a leaf|every second page"
-).split("|")
-QUESTIONS = (
-    "What is the capital of France?|Name three colours of the rainbow.|How many days has a week?|"
-    "Write one sentence about the sea.|What is two plus three?|Why is the sky blue?|"
-    "Give me a word that rhymes with house.|Who wrote Hamlet?|What do bees make?|"
-    "Translate good morning into French.|Which animal barks?|What is the opposite of hot?|"
-    "Name a fruit that is yellow.|What is the largest ocean?|How do plants drink?|Say hello."
-).split("|")
+SUBJECTS = """\
+The river
+A small boat
+The old teacher
+My neighbour
+The night train
+A quiet garden
+The museum
+Our kitchen
+The northern wind
+A curious child
+The engineer
+The library
+A green hill
+The city
+The baker
+An honest lawyer
+The mountain road
+The last ship
+A young doctor
+The orchestra""".splitlines()
+VERBS = """\
+carries
+remembers
+builds
+repairs
+watches
+describes
+follows
+crosses
+measures
+paints
+answers
+protects
+collects
+explains
+forgets
+studies
+opens
+changes
+teaches
+avoids""".splitlines()
+OBJECTS = """\
+the long bridge
+a broken clock
+the harvest of the year
+three letters from Paris
+the dark water
+a map of the coast
+the wooden gate
+an old song
+the price of bread
+the number 42
+a simple proof
+the way home
+two cups of tea
+the first snow
+a strange machine
+the history of glass
+the sea
+a list of names
+the shape of a leaf
+every second page""".splitlines()
+QUESTIONS = """\
+What is the capital of France?
+Name three colours of the rainbow.
+How many days has a week?
+Write one sentence about the sea.
+What is two plus three?
+Why is the sky blue?
+Give me a word that rhymes with house.
+Who wrote Hamlet?
+What do bees make?
+Translate good morning into French.
+Which animal barks?
+What is the opposite of hot?
+Name a fruit that is yellow.
+What is the largest ocean?
+How do plants drink?
+Say hello.""".splitlines()
 
 
 class ModelInfo:

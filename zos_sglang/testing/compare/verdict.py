@@ -88,6 +88,20 @@ def cut_fault(record: Record, records: Records) -> str | None:
     return None
 
 
+def burst_fault(stock: Records, ours: Records) -> str | None:
+    """A complaint if our streams come in far fewer, larger events than stock's, or None.
+
+    Events are joined by chance when the machine is busy, so only a factor of 4 counts.
+    """
+    events = [
+        sum(len(r.boundaries) for r in side.values() if r.prefix_of is None and not r.loose)
+        for side in (stock, ours)
+    ]
+    if events[0] >= 40 and events[1] * 4 < events[0]:
+        return f"ours: {events[1]} stream events where stock sends {events[0]}: delivered in bursts"
+    return None
+
+
 def first_difference(
     stock: Any, ours: Any, tolerance: float = 0.0, where: str = ""
 ) -> tuple[str, Any, Any] | None:
@@ -96,25 +110,38 @@ def first_difference(
     Floats may differ by `tolerance` (absolute, or relative where they exceed 1).
     """
     if isinstance(stock, dict) and isinstance(ours, dict):
-        for key in [*stock, *(key for key in ours if key not in stock)]:
-            if key not in stock or key not in ours:
-                return f"{where}.{key}", stock.get(key, "(absent)"), ours.get(key, "(absent)")
-            inner = first_difference(stock[key], ours[key], tolerance, f"{where}.{key}")
-            if inner is not None:
-                return inner
-        return None
+        return _first_in_dicts(stock, ours, tolerance, where)
     if isinstance(stock, list) and isinstance(ours, list):
-        for index, (left, right) in enumerate(zip(stock, ours, strict=False)):
-            inner = first_difference(left, right, tolerance, f"{where}[{index}]")
-            if inner is not None:
-                return inner
-        if len(stock) != len(ours):
-            return f"{where}[{min(len(stock), len(ours))}]", f"{len(stock)} items", f"{len(ours)} items"
-        return None
+        return _first_in_lists(stock, ours, tolerance, where)
     if isinstance(stock, str) and isinstance(ours, str) and stock != ours:
         position = _common_prefix(stock, ours)
         return f"{where}[{position}]", _window(stock, position), _window(ours, position)
     return None if _same(stock, ours, tolerance) else (where, stock, ours)
+
+
+def _first_in_dicts(
+    stock: dict[str, Any], ours: dict[str, Any], tolerance: float, where: str
+) -> tuple[str, Any, Any] | None:
+    for key in [*stock, *(key for key in ours if key not in stock)]:
+        if key not in stock or key not in ours:
+            return f"{where}.{key}", stock.get(key, "(absent)"), ours.get(key, "(absent)")
+        inner = first_difference(stock[key], ours[key], tolerance, f"{where}.{key}")
+        if inner is not None:
+            return inner
+    return None
+
+
+def _first_in_lists(
+    stock: list[Any], ours: list[Any], tolerance: float, where: str
+) -> tuple[str, Any, Any] | None:
+    for index, (left, right) in enumerate(zip(stock, ours, strict=False)):
+        inner = first_difference(left, right, tolerance, f"{where}[{index}]")
+        if inner is not None:
+            return inner
+    if len(stock) != len(ours):
+        shorter = min(len(stock), len(ours))
+        return f"{where}[{shorter}]", f"{len(stock)} items", f"{len(ours)} items"
+    return None
 
 
 def _same(stock: Any, ours: Any, tolerance: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from zos_sglang.testing.compare.evidence import Evidence
 from zos_sglang.testing.compare.prompts import question, story
@@ -66,14 +67,21 @@ async def one_token(stage: Stage) -> None:
 async def openai(stage: Stage) -> None:
     """8 completions and 8 chats, half streaming, with usage, stop strings and log-probabilities."""
     base = {"temperature": 0, "max_tokens": 32}
+    completion_extras: list[dict[str, Any]] = [{}, {"stop": ["e", "\n"]}, {"echo": True}, {"logprobs": 2}]
+    chat_extras: list[dict[str, Any]] = [
+        {},
+        {"stop": "a"},
+        {"logprobs": True, "top_logprobs": 2},
+        {"min_tokens": 12},
+    ]
     requests = []
     for i in range(8):
-        extra = ({}, {"stop": ["e", "\n"]}, {"echo": True}, {"logprobs": 2})[i % 4]
-        body = {**base, "prompt": story(400 + i), **extra}
+        body = {**base, "prompt": story(400 + i), **completion_extras[i % 4]}
         requests.append(stage.client.openai(f"completion-{i}", "completion", body, stream=i >= 4))
         chat = {"messages": [{"role": "user", "content": question(i)}], "seed": 3}
-        extra = ({}, {"stop": "a"}, {"logprobs": True, "top_logprobs": 2}, {"min_tokens": 12})[i % 4]
-        requests.append(stage.client.openai(f"chat-{i}", "chat", {**base, **chat, **extra}, stream=i >= 4))
+        requests.append(
+            stage.client.openai(f"chat-{i}", "chat", {**base, **chat, **chat_extras[i % 4]}, stream=i >= 4)
+        )
     await stage.gather(*requests)
 
 

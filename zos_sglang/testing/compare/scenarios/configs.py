@@ -14,21 +14,27 @@ MIXED_CHUNK = ServerConfig("mixed-chunk", (*COMMON, *ROOM, "--enable-mixed-chunk
 # 24 requests of some 40 + 96 tokens want 3,300 tokens; they get 1,000.
 SMALL_POOL = ServerConfig(
     "small-pool",
-    (*COMMON, "--max-total-tokens", "1000", "--max-running-requests", "24")
-    # Admit far more than fits, so that the pool overflows while decoding.
-    + ("--schedule-conservativeness", "0.1"),
+    (
+        *(*COMMON, "--max-total-tokens", "1000", "--max-running-requests", "24"),
+        # Admit far more than fits, so that the pool overflows while decoding.
+        *("--schedule-conservativeness", "0.1"),
+    ),
 )
 FEW_SLOTS = ServerConfig(
     "few-slots",
-    (*COMMON, "--max-total-tokens", "24000", "--max-running-requests", "6")
-    + ("--enable-priority-scheduling", "--enable-return-hidden-states"),
+    (
+        *(*COMMON, "--max-total-tokens", "24000", "--max-running-requests", "6"),
+        *("--enable-priority-scheduling", "--enable-return-hidden-states"),
+    ),
 )
 # Token differences instead of cumulative text, every eighth token, and whole batches in one
 # message, which makes the sampler's random stream repeatable.
 STREAM_8 = ServerConfig(
     "stream-8",
-    (*COMMON, *ROOM, "--stream-interval", "8", "--incremental-streaming-output")
-    + ("--random-seed", "7", "--enable-tokenizer-batch-encode"),
+    (
+        *(*COMMON, *ROOM, "--stream-interval", "8", "--incremental-streaming-output"),
+        *("--random-seed", "7", "--enable-tokenizer-batch-encode"),
+    ),
     our_env={"ZOS_CONSECUTIVE_PREFILL": "never"},
     incremental=True,
 )
@@ -39,6 +45,8 @@ PREFILL_WAITS = ServerConfig(
 EMBEDDING = ServerConfig("embedding", (*COMMON, *ROOM, "--is-embedding"))
 HICACHE = ServerConfig(
     "hicache",
-    (*COMMON, "--max-total-tokens", "1500", "--max-running-requests", "16")
-    + ("--enable-hierarchical-cache", "--hicache-size", "1", "--hicache-write-policy", "write_through"),
+    (
+        *(*COMMON, "--max-total-tokens", "1500", "--max-running-requests", "16"),
+        *("--enable-hierarchical-cache", "--hicache-size", "1", "--hicache-write-policy", "write_through"),
+    ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from zos_sglang.testing.compare.evidence import Evidence
@@ -40,17 +41,23 @@ async def stops(stage: Stage) -> None:
         ids, text = answer.token_ids or [0], answer.text
         middle = len(text) // 2
         base = {**GREEDY, "max_new_tokens": 40}
-        for kind, extra in {
+        conditions: dict[str, dict[str, Any]] = {
             "id": {"stop_token_ids": [ids[len(ids) // 2]]},
             "string": {"stop": [text[middle : middle + 3], "never this one"]},
             "kept": {"stop": text[middle + 1 : middle + 4], "no_stop_trim": True},
             "regex": {"stop_regex": re.escape(text[middle : middle + 2]) + ".?"},
-        }.items():
+        }
+        for kind, extra in conditions.items():
             # EOS would end some of them first; where it would, ignore it as the plain ones do
             # (not for stop ids, which ignore_eos turns off as well).
             params = {**base, **extra, "ignore_eos": kind != "id"}
             requests.append(client.generate(f"{kind}-{i:02}", prompt, params, stream=i % 2 == 0))
     await stage.gather(*requests)
+
+
+def stopped(kind: str) -> Callable[[Records], int]:
+    """Evidence: how many answers of that kind ended by their stop condition."""
+    return count(lambda r: r.name.startswith(f"{kind}-") and r.finish_type == "stop")
 
 
 async def penalties(stage: Stage) -> None:
@@ -117,7 +124,11 @@ async def log_probabilities(stage: Stage) -> None:
 
 async def grammars(stage: Stage) -> None:
     """JSON schema, regex and EBNF: first alone, then mixed with plain requests."""
-    kinds = {"json": {"json_schema": SCHEMA}, "regex": {"regex": REGEX}, "ebnf": {"ebnf": EBNF}}
+    kinds: dict[str, dict[str, Any]] = {
+        "json": {"json_schema": SCHEMA},
+        "regex": {"regex": REGEX},
+        "ebnf": {"ebnf": EBNF},
+    }
     params = {name: {**GREEDY, "max_new_tokens": 48, **kind} for name, kind in kinds.items()}
     for wave in ("alone", "mixed"):
         requests = [
@@ -175,6 +186,7 @@ async def seeded(stage: Stage) -> None:
 async def delay_sample(stage: Stage) -> None:
     """Every batch sampled after the previous result: plain, penalised, log-probabilities."""
     variants: list[dict[str, Any]] = [{}, {"frequency_penalty": 0.8}, {"logit_bias": {"65": 3.0}}]
+    logprobs: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 2}
     await stage.gather(
         *(
             stage.client.generate(
@@ -182,7 +194,7 @@ async def delay_sample(stage: Stage) -> None:
                 stage.model.ids(8 + 11 * (i % 5), 1600 + i),
                 {**greedy(32, **variants[i % 3]), "ignore_eos": i % 2 == 0},
                 stream=i % 2 == 0,
-                **({"return_logprob": True, "top_logprobs_num": 2} if i % 6 == 5 else {}),
+                **(logprobs if i % 6 == 5 else {}),
             )
             for i in range(24)
         )
@@ -197,12 +209,7 @@ SCENARIOS = (
         PLAIN,
         Evidence(
             reasons=("overlapped",),
-            seen={
-                f"stopped by {kind}": count(
-                    lambda r, k=kind: r.name.startswith(k) and r.finish_type == "stop"
-                )
-                for kind in ("id", "string", "kept", "regex")
-            },
+            seen={f"stopped by {kind}": stopped(kind) for kind in ("id", "string", "kept", "regex")},
             batch=8,
         ),
     ),

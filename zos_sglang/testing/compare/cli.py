@@ -1,0 +1,121 @@
+"""Command line of the regression. Exit codes: 0 all equal, 1 a difference, 2 bad usage."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+from rich.console import Console
+
+from zos_sglang.testing.compare import report, runner
+from zos_sglang.testing.compare.prompts import ModelInfo
+from zos_sglang.testing.compare.scenario import Scenario
+from zos_sglang.testing.compare.scenarios import ALL
+from zos_sglang.testing.models import make_smollm2, make_tiny
+from zos_sglang.testing.server import cuda_available
+
+OUR_MODES = ("overlap", "stock", "sync", "resident")
+TINY = {"tiny": "qwen3", "tiny-qwen3": "qwen3", "tiny-llama": "llama"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the regression; returns the exit code."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    scenarios = _chosen(parser, args)
+    if args.list:
+        for scenario in scenarios:
+            where = " (not on CPU)" if scenario.not_on_cpu else ""
+            console.print(
+                f"{scenario.name:20} {scenario.about} [{scenario.config.name}]{where}", markup=False
+            )
+        return 0
+    cpu = not cuda_available()
+    logs = Path(tempfile.mkdtemp(prefix="compare-stock-"))
+    model = ModelInfo(_model(parser, args))
+    plan = runner.Plan(
+        model=model,
+        mode=None if args.ours == "stock-process" else args.mode,
+        logs=logs,
+        cpu=cpu,
+        limit_s=args.timeout,
+        say=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
+    )
+    begun = time.monotonic()
+    results = runner.run(plan, scenarios)
+    seconds = time.monotonic() - begun
+    label = "a second stock process" if plan.mode is None else f"ours in mode {plan.mode}"
+    report.print_report(console, results, f"stock against {label}, {args.model}, {seconds:.0f} s")
+    if args.json is not None:
+        report.write_json(args.json, results, _describe(args, plan, seconds))
+    failed = not all(result.passed for result in results)
+    if args.keep_logs or failed:
+        console.print(f"server logs: {logs}")
+    else:
+        shutil.rmtree(logs, ignore_errors=True)
+    return 1 if failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="compare_stock",
+        description="Play the same requests on stock SGLang and on ours, and compare every answer.",
+    )
+    parser.add_argument("--suite", choices=("smoke", "full"), default="smoke", help="default: smoke")
+    parser.add_argument(
+        "--scenario", action="append", metavar="NAME", help="only this one, of any suite (repeatable)"
+    )
+    parser.add_argument("--model", default="tiny", help="tiny, tiny-llama, smollm2 or a folder")
+    parser.add_argument("--mode", choices=OUR_MODES, default="overlap", help="mode of ours")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--keep-logs", action="store_true", help="keep the servers' logs")
+    parser.add_argument("--list", action="store_true", help="list the scenarios and stop")
+    parser.add_argument(
+        "--cache", type=Path, default=Path(".cache"), help="where demo models are made (.cache)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, help="seconds for one scenario on one server (300)"
+    )
+    # Stock against stock shows which scenarios repeat themselves at all; not for users.
+    parser.add_argument(
+        "--ours", choices=("plugin", "stock-process"), default="plugin", help=argparse.SUPPRESS
+    )
+    return parser
+
+
+def _chosen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[Scenario]:
+    if args.scenario is None:
+        return [s for s in ALL if s.smoke or args.suite == "full"]
+    known = {scenario.name: scenario for scenario in ALL}
+    for name in args.scenario:
+        if name not in known:
+            parser.error(f"--scenario {name}: unknown; one of {', '.join(known)}")
+    return [s for s in ALL if s.name in args.scenario]
+
+
+def _model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Path:
+    if args.model in TINY:
+        return make_tiny(TINY[args.model], args.cache / f"tiny-{TINY[args.model]}")
+    if args.model == "smollm2":
+        return make_smollm2(args.cache / "smollm2")
+    path = Path(args.model)
+    if not (path / "config.json").is_file():
+        parser.error(f"--model {args.model}: neither tiny, tiny-llama, smollm2 nor a folder with config.json")
+    return path.resolve()
+
+
+def _describe(args: argparse.Namespace, plan: runner.Plan, seconds: float) -> dict[str, object]:
+    return {
+        "suite": args.suite if args.scenario is None else args.scenario,
+        "model": args.model,
+        "mode": plan.mode or "stock-process",
+        "device": "cpu" if plan.cpu else "cuda",
+        "seconds": round(seconds, 1),
+        "versions": {name: metadata.version(name) for name in ("zos-sglang", "sglang", "torch")},
+    }

@@ -1,0 +1,156 @@
+"""What people read at the end: one table, the first differing request in full, one JSON file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from zos_sglang.testing.compare.records import Record
+from zos_sglang.testing.compare.runner import Played, Result, decisions
+
+LONG = 2000
+
+
+def print_report(console: Console, results: list[Result], title: str) -> None:
+    """Print the table, every fault, and of each failed scenario the first difference in full."""
+    console.print(_table(results, title))
+    for result in results:
+        if result.skipped:
+            console.print(f"[yellow]not on CPU[/]: {result.scenario.name}: {escape(result.skipped)}")
+        if not result.passed:
+            _print_failure(console, result)
+    console.print(totals(results))
+
+
+def totals(results: list[Result]) -> str:
+    """Counts of scenarios, requests and tokens of a run, in one line."""
+    played = [r for r in results if not r.skipped]
+    failed = [r.scenario.name for r in played if not r.passed]
+    requests = sum(len(r.ours.records) for r in played)
+    tokens = sum(r.ours.tokens for r in played)
+    line = (
+        f"{len(played) - len(failed)} of {len(played)} scenarios equal; "
+        f"{requests} requests and {tokens} tokens on each server"
+    )
+    if skipped := [r.scenario.name for r in results if r.skipped]:
+        line += f"; not on CPU: {', '.join(skipped)}"
+    return line + (f"; FAILED: {', '.join(failed)}" if failed else "")
+
+
+def _table(results: list[Result], title: str) -> Table:
+    table = Table(title=title)
+    for heading, justify in (
+        ("scenario", "left"),
+        ("requests", "right"),
+        ("tokens", "right"),
+        ("equal", "left"),
+        ("fired on ours", "left"),
+        ("launches of ours", "left"),
+        ("stock s", "right"),
+        ("ours s", "right"),
+    ):
+        table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for result in results:
+        if result.skipped:
+            table.add_row(result.scenario.name, "", "", "[yellow]not on CPU[/]", "", "", "", "")
+            continue
+        table.add_row(
+            result.scenario.name,
+            str(len(result.ours.records)),
+            str(result.ours.tokens),
+            "[green]yes[/]" if result.passed else "[red]NO[/]",
+            escape(", ".join(f"{_plain(k)} {n}" for k, n in result.ours.found.items())),
+            escape(decisions(result.ours.zos)) if result.ours.zos else "",
+            f"{result.stock.seconds:.1f}",
+            f"{result.ours.seconds:.1f}",
+        )
+    return table
+
+
+def _plain(key: str) -> str:
+    return key.removeprefix("reasons.").removeprefix("paths.")
+
+
+def _print_failure(console: Console, result: Result) -> None:
+    name = result.scenario.name
+    console.rule(f"[red]{name}[/]")
+    for fault in result.faults:
+        console.print(f"  {escape(fault)}", soft_wrap=True)
+    if not result.differences:
+        return
+    first = result.differences[0]
+    more = len(result.differences) - 1
+    console.print(f"  {len({d.record for d in result.differences})} answers differ; the first:")
+    console.print(f"  {escape(str(first))}" + (f" (and {more} more)" if more else ""), soft_wrap=True)
+    for label, value in (
+        ("sent", _sent(result, first.record)),
+        ("stock", _answer(result.stock, first.record)),
+        ("ours", _answer(result.ours, first.record)),
+    ):
+        console.print(f"    {label}: {escape(value)}", soft_wrap=True)
+
+
+def _sent(result: Result, name: str) -> str:
+    # Further answers of one request (NAME[1]) were asked for by NAME.
+    record = result.stock.records.get(name.split("[", maxsplit=1)[0]) or result.ours.records.get(name)
+    return _dump(record.sent) if record else "?"
+
+
+def _answer(played: Played, name: str) -> str:
+    record: Record | None = played.records.get(name)
+    if record is None:
+        return "(no answer)"
+    shown = {k: v for k, v in record.as_json().items() if v and k not in ("sent", "fields", "name")}
+    return _dump(shown)
+
+
+def _dump(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONG else text[:LONG] + f"... ({len(text)} characters)"
+
+
+def write_json(path: Path, results: list[Result], run: dict[str, Any]) -> None:
+    """Write everything that the table shows, and all differences, as JSON.
+
+    `run` describes the run itself (suite, model, mode, versions). Answers are not repeated where
+    they are equal.
+    """
+    document = {
+        "run": run,
+        "totals": totals(results),
+        "scenarios": [_result_json(result) for result in results],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+def _result_json(result: Result) -> dict[str, Any]:
+    if result.skipped:
+        return {"scenario": result.scenario.name, "not_on_cpu": result.skipped}
+    return {
+        "scenario": result.scenario.name,
+        "about": result.scenario.about,
+        "config": result.scenario.config.name,
+        "args": list(result.scenario.config.args),
+        "equal": result.passed,
+        "requests": len(result.ours.records),
+        "tokens": result.ours.tokens,
+        "seconds": {"stock": result.stock.seconds, "ours": result.ours.seconds},
+        "fired": {"stock": result.stock.found, "ours": result.ours.found},
+        "zos": result.ours.zos,
+        "faults": result.faults,
+        "differences": [d.__dict__ for d in result.differences],
+        "differing": {
+            name: {"stock": _side(result.stock, name), "ours": _side(result.ours, name)}
+            for name in sorted({d.record for d in result.differences})
+        },
+    }
+
+
+def _side(played: Played, name: str) -> dict[str, Any] | None:
+    return played.records[name].as_json() if name in played.records else None

@@ -162,21 +162,21 @@ HOOKS: tuple[Hook, ...] = (
 
 FINGERPRINTS: dict[str, dict[str, str]] = {
     "0.5.23": {
-        "sglang.srt.managers.scheduler.Scheduler.run_event_loop": "bf0ada6bb534ac1b",
-        "sglang.srt.managers.scheduler.Scheduler.event_loop_overlap": "44332226c2ece94a",
-        "sglang.srt.managers.overlap_utils.FutureMap": "5ef37bdd73c9113b",
-        "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController._update_handlers": "59da126690df6925",
-        "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state": "846180f4941de923",
-        "sglang.srt.entrypoints.http_server._setup_and_run_http_server": "0c40a3110367bc58",
-        "sglang.srt.managers.scheduler.Scheduler.is_disable_overlap_for_batch": "fdf5b8ae1171fdca",
-        "sglang.srt.managers.scheduler.Scheduler.run_batch": "72de58139158f95b",
-        "sglang.srt.managers.scheduler.Scheduler._forward_isolation": "0a565d550a71289d",
-        "sglang.srt.managers.scheduler.Scheduler.record_batch_in_overlap": "79344817352f198f",
-        "sglang.srt.managers.scheduler.Scheduler._apply_war_barrier": "c838c9517077c0ff",
-        "sglang.srt.managers.scheduler.Scheduler._copy_result_to_cpu": "88ab20167929fe55",
-        "sglang.srt.managers.scheduler.Scheduler.launch_batch_sample_if_needed": "e6a1dedba14f282a",
-        "sglang.srt.managers.overlap_utils.resolve_forward_inputs": "79d21263f9d41f3e",
-        "sglang.srt.managers.utils.GenerationBatchResult.copy_to_cpu": "af23277b1e608d2c",
+        "sglang.srt.managers.scheduler.Scheduler.run_event_loop": "4448b21e2546bcfa",
+        "sglang.srt.managers.scheduler.Scheduler.event_loop_overlap": "f7fed025649c0789",
+        "sglang.srt.managers.overlap_utils.FutureMap": "96d05bc34c730c3a",
+        "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController._update_handlers": "4e930c5b095fb16b",
+        "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state": "d7f0f2d88fb2cf14",
+        "sglang.srt.entrypoints.http_server._setup_and_run_http_server": "e99dd69c71bc1202",
+        "sglang.srt.managers.scheduler.Scheduler.is_disable_overlap_for_batch": "b3b67e739e047d5a",
+        "sglang.srt.managers.scheduler.Scheduler.run_batch": "3acb5b328189c3ea",
+        "sglang.srt.managers.scheduler.Scheduler._forward_isolation": "17ab234f1acccedd",
+        "sglang.srt.managers.scheduler.Scheduler.record_batch_in_overlap": "4291fad47c05d7e6",
+        "sglang.srt.managers.scheduler.Scheduler._apply_war_barrier": "37e2522a7fcdf8ae",
+        "sglang.srt.managers.scheduler.Scheduler._copy_result_to_cpu": "e9346382ae885bf6",
+        "sglang.srt.managers.scheduler.Scheduler.launch_batch_sample_if_needed": "95c09952d0735e75",
+        "sglang.srt.managers.overlap_utils.resolve_forward_inputs": "6e0b26aa212da537",
+        "sglang.srt.managers.utils.GenerationBatchResult.copy_to_cpu": "caadb24fa6a7f2ca",
     }
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,7 +82,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a run needs. limit_s bounds one scenario on one server, in seconds."""
+    """Everything a run needs. limit_s bounds one scenario on one server, in seconds; `env` goes
+    to every server."""
 
     model: ModelInfo
     mode: str | None
@@ -90,6 +91,7 @@ class Plan:
     cpu: bool
     limit_s: float
     say: Callable[[str], None]
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def run(plan: Plan, scenarios: Iterable[Scenario]) -> list[Result]:
@@ -155,7 +157,7 @@ def _play_group(plan: Plan, config: ServerConfig, side: Side, scenarios: list[Sc
         start += 1
         suffix = "" if start == 1 else f"-{start}"
         log = plan.logs / f"{config.name}-{side.name}{suffix}.log"
-        env = {**config.env, **(config.our_env if side.mode is not None else {})}
+        env = {**plan.env, **config.env, **(config.our_env if side.mode is not None else {})}
         # The leak check after every step, and upstream's own asserts on the future map.
         env |= {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", "SGLANG_IS_IN_CI": "1"}
         server = ServerProcess(

@@ -1,0 +1,59 @@
+"""The ends of a server: SIGTERM with open streams, and a step that takes far too long."""
+
+import json
+import signal
+import threading
+import time
+
+import pytest
+
+from tests.server.conftest import STRICT
+
+pytestmark = pytest.mark.server
+
+
+def read_stream(client, number, out):
+    """One streaming request; the finish reason of its last chunk goes to `out`."""
+    body = {
+        "text": f"stream {number}",
+        "stream": True,
+        "sampling_params": {"temperature": 0, "max_new_tokens": 150, "ignore_eos": True},
+    }
+    last = None
+    with client.http.stream("POST", "/generate", json=body) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: ") and line != "data: [DONE]":
+                last = json.loads(line[6:])
+    out[number] = last["meta_info"]["finish_reason"]["type"], last["meta_info"]["completion_tokens"]
+
+
+def test_sigterm_lets_open_streams_end_and_exits_cleanly(serve, client_of):
+    server = serve("overlap", STRICT)
+    client = client_of(server)
+    ended: dict[int, tuple[str, int]] = {}
+    readers = [threading.Thread(target=read_stream, args=(client, n, ended)) for n in range(6)]
+    for reader in readers:
+        reader.start()
+    time.sleep(1.0)
+    server._process.send_signal(signal.SIGTERM)
+    for reader in readers:
+        reader.join(timeout=120)
+    assert ended == {n: ("length", 150) for n in range(6)}
+    assert server._process.wait(timeout=90) == 0
+    assert "zos-sglang: exit:" in server.log_text()
+    assert "Scheduler hit an exception" not in server.log_text()
+
+
+def test_a_stall_is_reported_with_what_is_in_flight_and_the_request_survives(serve, client_of):
+    server = serve("overlap", {"ZOS_STALL_TIMEOUT_S": "1"})
+    client = client_of(server)
+    assert client.http.post("/slow_down", json={"forward_sleep_time": 2.5}).status_code == 200
+    slow = client.generate("slow", max_new_tokens=2)
+    client.http.post("/slow_down", json={"forward_sleep_time": None})
+    assert slow["meta_info"]["completion_tokens"] == 2
+    log = server.log_text()
+    assert "zos-sglang: no progress for" in log
+    for part in ("phase launch", "pending:", "current: ", "forward stream:", "last decisions:", "prepare"):
+        assert part in log, part
+    assert client.zos()["paths"]["stalls"] >= 1
+    assert client.generate("after", max_new_tokens=2)["meta_info"]["completion_tokens"] == 2

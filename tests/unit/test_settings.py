@@ -1,13 +1,14 @@
 """Settings: what the environment may say, what it may not, and what people are told."""
 
 import string
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zos_sglang.modes import MODE_CODES, MODES, mode_from_code
-from zos_sglang.settings import Settings, SettingsError, env_name, rows
+from zos_sglang.settings import Settings, SettingsError, as_text, env_name, rows
 
 ALL_NAMES = {env_name(field) for field in Settings.model_fields}
 
@@ -190,3 +191,10 @@ def test_every_mode_has_one_number_and_back():
     assert mode_from_code(2.0) == "stock"
     assert mode_from_code(2.5) is None
     assert mode_from_code(9) is None
+
+
+def test_the_readme_holds_the_table_that_the_code_has():
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    for row in rows({}):
+        default = "unset" if row.default is None else as_text(row.default)
+        assert f"| `{row.name}` | {row.allowed} | {default} | {row.help} |" in readme

@@ -32,6 +32,7 @@ def cpu_args() -> list[str]:
         *("--dtype", "float32"),  # bfloat16 answers depend on what else is in the batch
         *("--max-total-tokens", "32768"),  # else it sizes its pool to most of the machine's memory
         *("--max-running-requests", "128"),
+        "--sleep-on-idle",  # a waiting server must not take a core from the one under test
         "--skip-server-warmup",  # readiness is asked of /health_generate, which generates a token
     ]
 

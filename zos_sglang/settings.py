@@ -46,8 +46,9 @@ class Settings(BaseModel):
         None,
         description="When a prefill follows a prefill. never: always overlap them. always: "
         "finish the first before the second starts. first-token: finish it first only if a client "
-        "waits for its first token. Unset: SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP decides if "
-        "it is set, else first-token. Mode overlap only.",
+        "waits for its first token (it streams, or its answer ends there). Unset: "
+        "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP decides if it is set, else first-token. Mode "
+        "overlap only.",
     )
     exit_timeout_s: Seconds = Field(
         10.0,
@@ -152,7 +153,8 @@ def flag_name(field: str) -> str:
 
 def as_text(value: object) -> str:
     """A value as it stands in the environment."""
-    return str(int(value)) if isinstance(value, bool) else str(value)
+    whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+    return f"{value:.0f}" if whole else str(value)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -181,10 +181,10 @@ def _is_refusal(answer: list[Message]) -> bool:
 
 def _why_refused(mode: str) -> str:
     return (
-        f"The scheduler refused to switch to mode {mode}; it keeps the mode it has. Either it is "
-        "in mode off, which is final until a restart (use stock to alternate), or zos-sglang is "
-        "not active in it (its log says why), or another value in the same request was refused. "
-        "GET /server_info shows the mode."
+        f"The scheduler refused to switch to mode {mode}; it keeps the mode it has. Either it is in mode "
+        "off, which is final until a restart (use stock to alternate), or zos-sglang is not active in it "
+        "(overlap is off, SGLang runs a loop that we leave alone, or this SGLang is not supported: its log "
+        "says which), or another value in the same request was refused. GET /server_info shows the mode."
     )
 
 

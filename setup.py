@@ -22,10 +22,14 @@ setup(
         # (the package that provides the module `sgl_kernel`) in the versions it needs.
         # One release at a time: every hook carries a fingerprint of that release.
         "sglang>=0.5.23,<0.5.24",
-        # The scheduler's sockets; the exit drain and the tests look at them.
+        # The scheduler's sockets: a bounded exit must bound how long they linger.
         "pyzmq>=25",
         # Typed, ranged, self-describing settings (settings.py).
         "pydantic>=2.7",
+        # The middleware in front of /set_internal_state (mode names, HTTP 400).
+        "starlette",
+        # SGLang's --config files, merged before our flags are read.
+        "pyyaml",
         # Tables of `python -m zos_sglang` and of the demo.
         "rich>=13",
     ],
@@ -33,10 +37,12 @@ setup(
         # Clients and model conversion of `make demo` and scripts/.
         "demo": [
             "httpx>=0.27",  # concurrent streaming requests against two servers
+            "psutil",  # stops a server with all its children
             "gguf>=0.10",  # reads the quantised demo model
         ],
         "test": [
             "httpx>=0.27",
+            "psutil",
             "gguf>=0.10",
             "pytest>=8",
             "pytest-cov>=5",  # the coverage floor of settings, upstream and overlap

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from zos_sglang.settings import Settings, SettingsError
+from zos_sglang.settings import PREFIX, Settings, SettingsError
 
 if TYPE_CHECKING:
     from zos_sglang.upstream.hooks import Process
@@ -25,11 +25,15 @@ def register() -> None:
         SystemExit: bad settings, or, under ZOS_STRICT=1, an SGLang that we do not know. An ordinary
             exception would be logged by SGLang and the server would start without us.
     """
-    if not os.environ.get("ZOS_MODE"):
+    wanted = bool(os.environ.get("ZOS_MODE", "").strip())
+    if not wanted and not any(name.startswith(PREFIX) for name in os.environ):
         return
     try:
         settings = Settings.from_env(os.environ)
     except SettingsError as error:
+        if not wanted:
+            logger.warning("zos-sglang is inactive, ZOS_MODE is not set: %s", error)
+            return
         print(f"zos-sglang: {error}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
     if settings.mode in (None, "off"):

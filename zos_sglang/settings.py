@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from zos_sglang.modes import Mode
+from zos_sglang.modes import MODES, Mode
 
 PREFIX = "ZOS_"
 
@@ -47,8 +47,8 @@ class Settings(BaseModel):
         description="When a prefill follows a prefill. never: always overlap them. always: "
         "finish the first before the second starts. first-token: finish it first only if a client "
         "waits for its first token (it streams, or its answer ends there). Unset: "
-        "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP decides if it is set, else first-token. Mode "
-        "overlap only.",
+        "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP decides if it is set, else first-token. Has "
+        "effect in mode overlap.",
     )
     exit_timeout_s: Seconds = Field(
         10.0,
@@ -249,23 +249,17 @@ def _bad_value(field: str, given: Given) -> str:
 
 
 def _contradictions(settings: Settings, given: Mapping[str, Given]) -> list[str]:
-    """Requests that the chosen mode would silently ignore.
+    """Requests that mode `off` would silently ignore; every other mode can become `overlap` live.
 
     Time-outs, ZOS_WAIT and ZOS_STRICT are no such requests: going back to stock with
     ZOS_MODE=off must not need them removed.
     """
-    needs: dict[str, tuple[Mode, ...]] = {
-        "consecutive_prefill": ("overlap",),
-        "debug_future_map": ("sync", "stock", "overlap"),
-        "probe": ("sync", "stock", "overlap"),
-    }
-    mode = settings.mode
-    if mode is None:
+    if settings.mode != "off":
         return []
     by = given["mode"].name if "mode" in given else env_name("mode")
     return [
-        f"{given[field].name}={given[field].text} contradicts {by}={mode}, where it has no "
-        f"effect. Allowed with it: {by}={'|'.join(modes)}. Remove one of the two."
-        for field, modes in needs.items()
-        if field in given and getattr(settings, field) and mode not in modes
+        f"{given[field].name}={given[field].text} contradicts {by}=off, where it has no "
+        f"effect. Allowed with it: {by}={'|'.join(m for m in MODES if m != 'off')}. Remove one of the two."
+        for field in ("consecutive_prefill", "debug_future_map", "probe")
+        if field in given and getattr(settings, field)
     ]

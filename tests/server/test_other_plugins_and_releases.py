@@ -132,7 +132,7 @@ def test_overlap_turned_off_by_a_flag_is_said_at_start_and_stock_runs(serve, cli
         (["--model-path", "/no/such/model"], "--model-path /no/such/model: there is no such"),
         (["--zos-mode", "overlp"], "Did you mean overlap?"),
         (["--zos-moed", "overlap"], "Did you mean --zos-mode?"),
-        (["--zos-mode", "stock", "--zos-consecutive-prefill", "never"], "contradicts"),
+        (["--zos-mode", "off", "--zos-consecutive-prefill", "never"], "contradicts"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(tiny_model, extra, message):

@@ -77,13 +77,13 @@ def dp_prefill_guard(rule: PrefillRule, batch: RankEqual, pending: RankEqual) ->
 def someone_waits_for_first_token(pending: Batch) -> bool:
     """Does the pending prefill produce a token that a client waits for?
 
-    A middle chunk of a long prompt produces none. Of the finished prompts, those are waited for that
-    stream, or that end with this token (`max_new_tokens` 1): their answer is complete.
+    A middle chunk of a long prompt produces none, nor does a prefill-only request (`max_new_tokens` 0).
+    Of the others, those are waited for that stream, or that end with this token: their answer is complete.
     """
     for req in pending.reqs:
         if req.inflight_middle_chunks > 0 or req.finished():
             continue
-        if req.stream or req.sampling_params.max_new_tokens <= 1:
+        if req.stream or req.sampling_params.max_new_tokens == 1:
             return True
     return False
 

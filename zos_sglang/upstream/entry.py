@@ -23,8 +23,11 @@ def around_run_event_loop(original: Callable[..., Any], scheduler: Any) -> Any:
 
     if conflict := hooks.other_plugins("scheduler"):
         step_aside(conflict)
-    if runtime.settings.mode is not None:
-        logger.info(startup_line(runtime.settings, scheduler.server_args, scheduler.enable_overlap))
+    if runtime.settings.mode is not None and scheduler.tp_group.rank_in_group == 0:
+        try:
+            logger.info(startup_line(runtime.settings, scheduler.server_args, scheduler.enable_overlap))
+        except Exception:
+            logger.exception("zos-sglang: the start-up line failed; the server starts all the same")
     return original(scheduler)
 
 

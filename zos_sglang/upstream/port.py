@@ -15,11 +15,13 @@ from typing import Any
 from sglang.srt.environ import envs
 from sglang.srt.managers.overlap_utils import resolve_forward_inputs
 from sglang.srt.managers.utils import EmbeddingBatchResult
+from sglang.srt.observability.scheduler_stage_metrics import SCHEDULER_STAGE_RUN_BATCH, scheduler_stage_method
 from sglang.srt.runtime_context import get_exec
 from sglang.srt.utils import is_hip
 
 from zos_sglang.overlap.account import Account
 from zos_sglang.overlap.isolation import PinRing
+from zos_sglang.overlap.launch import Launcher
 from zos_sglang.upstream.future_map import FutureMap
 
 
@@ -35,6 +37,16 @@ def needs_upstream_launch(scheduler: Any) -> str | None:
         "HIP": is_hip(),
     }
     return next((name for name, present in cases.items() if present), None)
+
+
+class SglangLauncher(Launcher):
+    """A launcher whose launches count as upstream's stage `run_batch` in metrics and profiles."""
+
+    @property
+    def scheduler_stage_metrics(self) -> Any:
+        return self.device.scheduler.scheduler_stage_metrics  # type: ignore[attr-defined]
+
+    launch = scheduler_stage_method(SCHEDULER_STAGE_RUN_BATCH)(Launcher.launch)
 
 
 class SglangPort:

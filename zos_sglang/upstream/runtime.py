@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import zmq
+
 from zos_sglang.modes import Mode
 from zos_sglang.overlap.account import Account
 from zos_sglang.overlap.event_loop import Ended, EventLoop
@@ -54,7 +56,13 @@ class Runtime:
         """Run the event loop in whatever mode is in effect, until the server exits."""
         from sglang.srt.utils import DynamicGradMode
 
-        self.attach(scheduler)
+        try:
+            self.attach(scheduler)
+        except Exception:
+            logger.exception("zos-sglang: could not attach to the scheduler; stock SGLang runs")
+            self.scheduler = None
+            stock_loop(scheduler)
+            return
         with DynamicGradMode():
             fresh = True
             while True:
@@ -71,7 +79,12 @@ class Runtime:
 
     def attach(self, scheduler: Any) -> None:
         """Build the core over a scheduler and start watching it."""
-        from zos_sglang.upstream.port import SglangDevice, SglangPort, needs_upstream_launch
+        from zos_sglang.upstream.port import (
+            SglangDevice,
+            SglangLauncher,
+            SglangPort,
+            needs_upstream_launch,
+        )
 
         self.scheduler = scheduler
         self.mode = self.settings.mode or "off"
@@ -90,7 +103,7 @@ class Runtime:
         if why_not:
             logger.warning("zos-sglang: launches go through upstream's run_batch: %s", why_not)
         device = SglangDevice(scheduler, pins, self.account, self.settings.wait)
-        self._launcher = Launcher(device, port, streams, pins, self.account, own=why_not is None)
+        self._launcher = SglangLauncher(device, port, streams, pins, self.account, own=why_not is None)
         if self.settings.probe:
             self._install_probe(scheduler)
         self._start_stall_detector()
@@ -161,13 +174,16 @@ class Runtime:
             logger.info("zos-sglang: off; every callable is SGLang's own again")
 
     def prefill_rule(self) -> PrefillRule:
-        """Our setting, else upstream's variable, else `first-token` (upstream's default under DP)."""
+        """Our setting, else upstream's variable, else `first-token` where tokens are generated.
+
+        Under DP attention `first-token` acts as upstream's default (`guards.dp_prefill_guard`).
+        """
         if self.settings.consecutive_prefill is not None:
             return PrefillRule(self.settings.consecutive_prefill)
         if "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP" in os.environ:
             disabled = _flag("SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP")
             return PrefillRule.ALWAYS if disabled else PrefillRule.NEVER
-        return PrefillRule.FIRST_TOKEN
+        return PrefillRule.FIRST_TOKEN if self.scheduler.is_generation else PrefillRule.NEVER
 
     # ------------------------------------------------------------ exit
 
@@ -192,6 +208,7 @@ class Runtime:
                 time.sleep(_POLL_S)
             scheduler.process_batch_result(*queue.popleft())
             self.account.passed("drained")
+        _bound_linger(scheduler, max(0.0, deadline - time.monotonic()))
         logger.info("zos-sglang: exit: %d results drained", self.account.paths["drained"])
 
     # ------------------------------------------------------------ what others see
@@ -263,6 +280,14 @@ class Runtime:
         self.probe = StepProbe(lambda: self.mode)
         runner = scheduler.tp_worker.model_runner
         runner.forward = self.probe.wrap(runner.forward)
+
+
+def _bound_linger(scheduler: Any, seconds: float) -> None:
+    """Give the last outputs this long to leave; a socket lingers forever by default, also for a dead peer."""
+    channels = scheduler.ipc_channels
+    for sender in (channels.send_to_tokenizer, channels.send_to_detokenizer):
+        if isinstance(sender.socket, zmq.Socket):
+            sender.socket.setsockopt(zmq.LINGER, int(seconds * 1000))
 
 
 def _flag(name: str) -> bool:

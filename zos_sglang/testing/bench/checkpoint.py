@@ -1,0 +1,139 @@
+"""A random checkpoint of Qwen3-0.6B's shape, made on the spot in seconds.
+
+Weights as `--load-format dummy` makes them repeat one token whatever the prompt, so equal digests would
+prove nothing. Wide ones make the next token depend on the whole context.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zos_sglang.testing.models import MARKER
+
+_VERSION = 1
+_SHARD = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a Qwen3 model; the defaults are Qwen3-0.6B's (its head untied)."""
+
+    layers: int = 28
+    hidden: int = 1024
+    heads: int = 16
+    kv_heads: int = 8
+    head_dim: int = 128
+    inner: int = 3072
+    vocab: int = 151936
+    context: int = 40960
+
+    def config(self, dtype: str) -> dict[str, Any]:
+        """The model's config.json."""
+        return {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "bos_token_id": None,
+            "eos_token_id": self.vocab - 1,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "hidden_size": self.hidden,
+            "initializer_range": 0.02,
+            "intermediate_size": self.inner,
+            "max_position_embeddings": self.context,
+            "num_attention_heads": self.heads,
+            "num_hidden_layers": self.layers,
+            "num_key_value_heads": self.kv_heads,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1000000,
+            "tie_word_embeddings": False,
+            "torch_dtype": dtype,
+            "use_cache": True,
+            "vocab_size": self.vocab,
+        }
+
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Name and shape (out, in) of every matrix."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        found = {
+            "model.embed_tokens.weight": (self.vocab, self.hidden),
+            "lm_head.weight": (self.vocab, self.hidden),
+        }
+        for layer in range(self.layers):
+            attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+            found |= {
+                f"{attention}.q_proj.weight": (q, self.hidden),
+                f"{attention}.k_proj.weight": (kv, self.hidden),
+                f"{attention}.v_proj.weight": (kv, self.hidden),
+                f"{attention}.o_proj.weight": (self.hidden, q),
+                f"{mlp}.gate_proj.weight": (self.inner, self.hidden),
+                f"{mlp}.up_proj.weight": (self.inner, self.hidden),
+                f"{mlp}.down_proj.weight": (self.hidden, self.inner),
+            }
+        return found
+
+    def gains(self) -> dict[str, int]:
+        """Name and length of every norm's weight."""
+        found = {"model.norm.weight": self.hidden}
+        for layer in range(self.layers):
+            prefix = f"model.layers.{layer}"
+            found |= {
+                f"{prefix}.input_layernorm.weight": self.hidden,
+                f"{prefix}.post_attention_layernorm.weight": self.hidden,
+                f"{prefix}.self_attn.q_norm.weight": self.head_dim,
+                f"{prefix}.self_attn.k_norm.weight": self.head_dim,
+            }
+        return found
+
+
+def make_wide(out: Path, shape: Shape | None = None, *, dtype: str = "bfloat16", seed: int = 0) -> Path:
+    """Write config and wide random weights to folder `out` (about 1.5 GB at the default shape).
+
+    On the GPU where there is one. Returns at once if `out` already holds the same model.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    shape = shape or Shape()
+    spec = {"model": "wide", "shape": repr(shape), "dtype": dtype, "seed": seed, "version": _VERSION}
+    marker = out / MARKER
+    if marker.is_file() and json.loads(marker.read_text()) == spec:
+        return out
+    out.mkdir(parents=True, exist_ok=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device).manual_seed(seed)
+    kind = getattr(torch, dtype)
+    weights = {}
+    for name, size in shape.matrices().items():
+        noise = torch.randn(size, generator=generator, device=device, dtype=torch.float32)
+        weights[name] = noise.mul_(_gain(name) * size[1] ** -0.5).to(kind).cpu()
+    for name, length in shape.gains().items():
+        gain = 2.0 if "q_norm" in name or "k_norm" in name else 1.0
+        weights[name] = torch.full((length,), gain, dtype=kind)
+    save_file(weights, out / _SHARD, metadata={"format": "pt"})
+    (out / "config.json").write_text(json.dumps(shape.config(dtype), indent=1))
+    marker.write_text(json.dumps(spec))
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    return out
+
+
+def write_config(out: Path, shape: Shape | None = None, *, dtype: str = "bfloat16") -> Path:
+    """Only a config.json, for `--load-format dummy`."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "config.json").write_text(json.dumps((shape or Shape()).config(dtype), indent=1))
+    return out
+
+
+def vocabulary(model: Path) -> int:
+    """Number of token ids of the model in folder `model`."""
+    return int(json.loads((model / "config.json").read_text())["vocab_size"])
+
+
+def _gain(name: str) -> float:
+    # Embeddings of unit variance per element, and a residual stream that the blocks dominate.
+    return 4.0 if "embed_tokens" in name or "lm_head" in name else 2.0

@@ -1,0 +1,211 @@
+"""The measurement itself: waves of each batch size in each mode, in one process, interleaved."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from zos_sglang.testing.bench.client import BenchClient, BenchError, Wave, prompts
+from zos_sglang.testing.bench.stats import (
+    judge_digests,
+    microseconds,
+    order_of,
+    ratio,
+    spread,
+    steady,
+    thinned,
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure.
+
+    `stock`, else the first of `modes`, is the base of all ratios. With `turns` 0 each mode has waves of
+    its own; with `turns` N the modes take N turns each within every wave, some milliseconds apart, which is
+    what a machine whose speed changes from second to second needs.
+    """
+
+    modes: tuple[str, ...] = ("stock", "overlap")
+    batches: tuple[int, ...] = (1, 16, 64)
+    repeats: int = 5
+    prompt_tokens: int = 32
+    output_tokens: int = 160
+    vocab: int = 384
+    turns: int = 0
+
+    @property
+    def base(self) -> str:
+        return "stock" if "stock" in self.modes else self.modes[0]
+
+
+@dataclass
+class Cell:
+    """All waves of one mode and batch size."""
+
+    batch: int
+    mode: str
+    repeats: list[dict[str, Any]] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+
+    def medians(self, what: str, which: str = "median") -> list[float]:
+        return [repeat[what][which] for repeat in self.repeats]
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "batch": self.batch,
+            "mode": self.mode,
+            "cpu_us": spread(self.medians("cpu_us")),
+            "wall_us": spread(self.medians("wall_us")),
+            "wall_mean_us": spread(self.medians("wall_us", "mean")),
+            "repeats": self.repeats,
+        }
+
+
+def measure(
+    client: BenchClient, settings: Settings, title: str, say: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Run all waves and return the result: settings, cells, ratios, digests and counts.
+
+    Raises BenchError, or TooFewSteps if a batch did not decode together.
+    """
+    cells = {(b, m): Cell(b, m) for b in settings.batches for m in settings.modes}
+    requests = {b: prompts(b, settings.prompt_tokens, settings.vocab) for b in settings.batches}
+    shapes: dict[int, dict[str, Any]] = {}
+    before = client.zos()
+    seconds: dict[int, float] = {}
+    for mode in settings.modes:  # warm every path and graph; not timed, but compared
+        client.switch(mode)
+        for batch in settings.batches:
+            wave = client.wave(requests[batch], settings.output_tokens)
+            cells[batch, mode].digests.append(wave.digest)
+            shapes.setdefault(batch, _variety(wave))
+            seconds[batch] = wave.seconds
+    for repeat in range(settings.repeats):
+        for batch in settings.batches:
+            row = [cells[batch, mode] for mode in order_of(settings.modes, repeat)]
+            if settings.turns:
+                turn_s = seconds[batch] / (settings.turns * len(row))
+                wave = _mixed_wave(client, row, requests[batch], settings.output_tokens, turn_s)
+                seconds[batch] = wave.seconds
+            else:
+                for cell in row:
+                    client.switch(cell.mode)
+                    client.reset_probe()
+                    wave = client.wave(requests[batch], settings.output_tokens)
+                    _file(client, [cell], wave)
+        say(f"  {title}: repeat {repeat + 1} of {settings.repeats}")
+    return {
+        "title": title,
+        "settings": {**asdict(settings), "base": settings.base},
+        "cells": [cell.report() for cell in cells.values()],
+        "ratios": _ratios(cells, settings),
+        "digests": _digests(cells, settings, shapes),
+        "zos": _growth(before, client.zos()),
+    }
+
+
+def _mixed_wave(
+    client: BenchClient, row: list[Cell], input_ids: list[list[int]], output_tokens: int, turn_s: float
+) -> Wave:
+    """One wave whose mode changes every `turn_s` seconds; filed under every mode of `row`."""
+    client.switch(row[0].mode)
+    client.reset_probe()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(client.wave, input_ids, output_tokens)
+        for cell in itertools.cycle([*row[1:], row[0]]):
+            time.sleep(turn_s)
+            if running.done():
+                break
+            client.request(cell.mode)
+        wave = running.result()
+    _file(client, row, wave)
+    return wave
+
+
+def _file(client: BenchClient, row: list[Cell], wave: Wave) -> None:
+    """Add a wave and the probe's samples of it to the cells of the modes it ran in."""
+    by_mode = client.zos().get("probe")
+    if by_mode is None:
+        raise BenchError("the server has no probe; start it with ZOS_PROBE=1")
+    for place, cell in enumerate(row):
+        found = by_mode.get(cell.mode, {}).get(str(cell.batch), {"cpu_ns": [], "wall_ns": []})
+        cpu, wall = steady(found["cpu_ns"], cell.batch), steady(found["wall_ns"], cell.batch)
+        cell.digests.append(wave.digest)
+        cell.repeats.append(
+            {
+                "place": place,
+                "seconds": round(wave.seconds, 4),
+                "tokens": wave.tokens,
+                "steps": len(found["cpu_ns"]),
+                "digest": wave.digest,
+                "cpu_us": spread(microseconds(cpu)),
+                "wall_us": spread(microseconds(wall)),
+                "raw_cpu_ns": thinned(cpu),
+                "raw_wall_ns": thinned(wall),
+            }
+        )
+
+
+def _variety(wave: Wave) -> dict[str, Any]:
+    """Evidence that equal digests mean something: answers differ, and are not one token repeated."""
+    return {
+        "answers": len(wave.ids),
+        "different_answers": len({tuple(ids) for ids in wave.ids}),
+        "different_tokens_an_answer": statistics.median(len(set(ids)) for ids in wave.ids),
+    }
+
+
+def _ratios(cells: dict[tuple[int, str], Cell], settings: Settings) -> list[dict[str, Any]]:
+    found = []
+    for batch in settings.batches:
+        base = cells[batch, settings.base]
+        for mode in settings.modes:
+            if mode == settings.base:
+                continue
+            cell = cells[batch, mode]
+            found.append(
+                {
+                    "batch": batch,
+                    "mode": mode,
+                    "over": settings.base,
+                    "cpu": ratio(cell.medians("cpu_us"), base.medians("cpu_us")),
+                    "wall": ratio(cell.medians("wall_us"), base.medians("wall_us")),
+                    "wall_mean": ratio(cell.medians("wall_us", "mean"), base.medians("wall_us", "mean")),
+                }
+            )
+    return found
+
+
+def _digests(
+    cells: dict[tuple[int, str], Cell], settings: Settings, shapes: dict[int, dict[str, Any]]
+) -> dict[str, Any]:
+    found = {}
+    for batch in settings.batches:
+        by_mode = {mode: cells[batch, mode].digests for mode in settings.modes}
+        found[str(batch)] = {
+            "verdict": judge_digests(by_mode, settings.base),
+            "by_mode": {mode: sorted(set(digests)) for mode, digests in by_mode.items()},
+            **shapes[batch],
+        }
+    return found
+
+
+def _growth(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What the counters of the server gained, and what it says of itself."""
+    gained = {
+        kind: {name: count - before[kind].get(name, 0) for name, count in after[kind].items()}
+        for kind in ("reasons", "paths")
+    }
+    keep = ("sglang", "prefill_rule", "own_launch", "streams")
+    return {**{name: after.get(name) for name in keep}, **gained}
+
+
+def equal_everywhere(result: dict[str, Any]) -> bool:
+    """Whether all modes gave the same token ids at every batch size."""
+    return all(entry["verdict"] == "equal" for entry in result["digests"].values())

@@ -127,6 +127,7 @@ def test_the_first_difference_reported_is_the_first_request_sent() -> None:
 
 def cut_answers(ids: list[int], finish: Any = None) -> Records:
     records = {"full": answers()["first"]}
+    records["full"].finish = {"type": "stop", "matched": 4}
     records["cut"] = Record(name="cut", token_ids=ids, finish=finish or dict(ABORT), prefix_of="full")
     return records
 
@@ -139,8 +140,8 @@ def test_an_aborted_answer_may_end_anywhere(ids: list[int]) -> None:
 @pytest.mark.parametrize(
     ("ids", "finish", "words"),
     [
-        ([1, 9], None, "token 1 differs"),
-        ([1, 2, 3, 4, 5], None, "token 4 differs"),
+        ([1, 9], None, "token 1 is 9, not 2"),
+        ([1, 2, 3, 4, 5], None, "5 tokens, but the full answer ends after 4"),
         ([1, 2], LENGTH, "instead of abort"),
     ],
 )
@@ -150,6 +151,12 @@ def test_an_aborted_answer_must_be_a_prefix_that_ends_with_abort(
     records = cut_answers(ids, finish)
     assert words in str(cut_fault(records["cut"], records))
     assert [d.record for d in compare_records(cut_answers([1]), records)] == ["cut"]
+
+
+def test_an_aborted_answer_may_outlast_a_full_answer_of_lower_length_limit() -> None:
+    records = cut_answers([1, 2, 3, 4, 5])
+    records["full"].finish = dict(LENGTH)
+    assert cut_fault(records["cut"], records) is None
 
 
 def test_an_aborted_answer_without_its_full_answer_is_a_fault() -> None:
@@ -233,8 +240,15 @@ def openai_stream(events: list[str]) -> dict[int, Record]:
     return records
 
 
-def choice(index: int, text: str, finish: str | None = None) -> str:
-    return json.dumps({"choices": [{"index": index, "text": text, "finish_reason": finish}]})
+def choice(index: int, text: str, finish: str | None = None, logprobs: Any = None) -> str:
+    piece = {"index": index, "text": text, "finish_reason": finish, "logprobs": logprobs}
+    return json.dumps({"choices": [piece]})
+
+
+def test_openai_log_probabilities_do_not_depend_on_how_events_were_joined() -> None:
+    apart = [choice(0, "a", logprobs={"content": [1]}), choice(0, "b", "stop", {"content": [2]}), "[DONE]"]
+    joined = [choice(0, "ab", "stop", {"content": [1, 2]}), "[DONE]"]
+    assert openai_stream(apart)[0].logprobs == openai_stream(joined)[0].logprobs == {"content": [1, 2]}
 
 
 def test_choices_of_one_openai_stream_are_kept_apart() -> None:

@@ -40,8 +40,10 @@ class Client:
     def __init__(self, url: str, *, scenario: str = "", incremental: bool = False) -> None:
         self.http = httpx.AsyncClient(
             base_url=url,
-            timeout=httpx.Timeout(600.0, connect=20.0),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            timeout=httpx.Timeout(600.0, connect=60.0),
+            # The server closes an idle connection after 5 s; reusing one at that very moment
+            # fails, and would look like a dead server.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )
         self.scenario = scenario
         self.incremental = incremental

@@ -16,7 +16,8 @@ class Record:
 
     `token_ids` is None where the endpoint does not report ids. `prefix_of` names the record of
     the same scenario that holds the full answer: then this one was cut short at a moment that
-    timing chose, and must be a prefix of that one with finish reason "abort". `loose` answers
+    timing chose, and must begin as that one does and have finish reason "abort" (the full answer
+    may have a lower length limit, to save time). `loose` answers
     were cut by a lost connection or a pause that stock does not repeat: only faults count.
     """
 

@@ -124,8 +124,10 @@ class OpenAIStream:
         if record.finish is not None:
             record.faults.append(f"{len(delta or '')} characters after the finish reason")
         record.text += delta or ""
-        if piece.get("logprobs") is not None:
-            record.logprobs = (record.logprobs or []) + [piece["logprobs"]]
+        for key, values in (piece.get("logprobs") or {}).items():
+            # Events are joined by chance, so only the whole list is comparable.
+            record.logprobs = record.logprobs or {}
+            record.logprobs[key] = record.logprobs.get(key, []) + (values or [])
         if piece.get("finish_reason") is not None:
             record.finish = {"type": piece["finish_reason"], "matched": piece.get("matched_stop")}
         record.boundaries.append(len(record.text))

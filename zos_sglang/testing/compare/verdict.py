@@ -82,9 +82,11 @@ def cut_fault(record: Record, records: Records) -> str | None:
     if full is None:
         return f"no full answer {record.prefix_of!r} to compare with"
     ids, whole = record.token_ids or [], full.token_ids or []
-    if ids != whole[: len(ids)]:
-        position = next(i for i, (a, b) in enumerate(zip(ids, [*whole, None], strict=False)) if a != b)
-        return f"not a prefix of the full answer: token {position} differs"
+    for position, (ours, wanted) in enumerate(zip(ids, whole, strict=False)):
+        if ours != wanted:
+            return f"not a prefix of the full answer: token {position} is {ours}, not {wanted}"
+    if len(ids) > len(whole) and full.finish_type != "length":
+        return f"{len(ids)} tokens, but the full answer ends after {len(whole)}"
     return None
 
 

@@ -15,13 +15,16 @@ PAUSE_S = 1.2
 
 
 class Load:
-    """16 requests, half streaming, in the background of a control call; counts their events."""
+    """12 requests, half streaming, in the background of a control call; counts their events.
 
-    def __init__(self, stage: Stage, name: str, seed: int, tokens: int = 96, count: int = 16) -> None:
+    `tokens` is the length of the longest answer, before ModelInfo.lasting stretches it.
+    """
+
+    def __init__(self, stage: Stage, name: str, seed: int, tokens: int = 120, count: int = 12) -> None:
         self.stage, self.name = stage, name
         self.events = 0
         self.records: list[Record] = []
-        self.task = asyncio.create_task(self._play(seed, tokens, count))
+        self.task = asyncio.create_task(self._play(seed, stage.model.lasting(tokens), count))
 
     async def _play(self, seed: int, tokens: int, count: int) -> None:
         model, generate = self.stage.model, self.stage.client.generate
@@ -84,7 +87,7 @@ async def reload_weights(stage: Stage) -> None:
     await client.must("/update_weights_from_disk", {**disk, "flush_cache": True})
     await client.must("/continue_generation", {})
     await load.task
-    load = Load(stage, "unpaused", seed=4230, tokens=48)
+    load = Load(stage, "unpaused", seed=4230, tokens=60)
     await load.events_after(12)
     # Waits for the running requests, and new ones wait for it.
     await stage.gather(
@@ -98,7 +101,7 @@ async def live_switch(stage: Stage) -> None:
     """Our server goes through every way of running while 3 waves of requests are under way."""
     client = stage.client
     for wave, modes in enumerate((("stock", "sync"), ("overlap", "sync", "stock"), ("overlap",))):
-        load = Load(stage, f"wave{wave}", seed=4400 + 50 * wave, tokens=64)
+        load = Load(stage, f"wave{wave}", seed=4400 + 50 * wave, tokens=60)
         for mode in modes:
             await load.events_after(20)
             await _switch(stage, mode)
@@ -125,7 +128,7 @@ async def _switch(stage: Stage, mode: str) -> None:
 
 
 async def busy_readings(stage: Stage) -> None:
-    """Health, load, model and server readings while 16 requests run."""
+    """Health, load, model and server readings while 12 requests run."""
     client = stage.client
     load = Load(stage, "load", seed=4700, tokens=120)
     await load.events_after(8)

@@ -14,8 +14,10 @@ from zos_sglang.testing.compare.records import Record, Records
 from zos_sglang.testing.compare.scenario import Scenario, Stage, count, greedy
 from zos_sglang.testing.compare.scenarios.configs import FEW_SLOTS, PLAIN
 
-# Long enough that no victim ends by itself before its abort arrives.
-VICTIM_TOKENS = 160
+# So many that no victim ends by itself, even if the machine is too busy to deliver the abort
+# for seconds; its full answer is asked for only as far as a victim usually gets.
+VICTIM_TOKENS = 1500
+FULL_TOKENS = 80
 
 
 async def abort_mid_stream(stage: Stage) -> None:
@@ -61,7 +63,7 @@ async def abort_mid_stream(stage: Stage) -> None:
     )
     await stage.gather(
         *(
-            client.generate(f"full-cut-{e:02}", model.ids(12 + e, 3000 + e), greedy(VICTIM_TOKENS))
+            client.generate(f"full-cut-{e:02}", model.ids(12 + e, 3000 + e), greedy(FULL_TOKENS))
             for e in range(3, 11)
         )
     )
@@ -97,9 +99,8 @@ async def abort_all(stage: Stage) -> None:
         record.prefix_of = f"full-{record.name}"
     await stage.gather(
         *(
-            client.generate(f"full-{name}", model.ids(size, 3300 + i), greedy(VICTIM_TOKENS))
+            client.generate(f"full-{name}", model.ids(size, 3300 + i), greedy(FULL_TOKENS))
             for i, (name, size) in enumerate(zip(names, sizes, strict=True))
-            # Those that never started have nothing to compare, but must still be "abort".
         )
     )
 

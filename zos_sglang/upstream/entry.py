@@ -38,6 +38,17 @@ def around_event_loop_overlap(original: Callable[..., Any], scheduler: Any) -> A
     return runtime.run(original, scheduler)
 
 
+def around_create_future_map(
+    original: Callable[..., Any], algorithm: Any, device: Any, pool: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """The future map with its debug mode, where upstream would build its own plain one."""
+    if runtime.settings.mode is None:
+        return original(algorithm, device, pool, *args, **kwargs)
+    from zos_sglang.upstream.future_map import FutureMap
+
+    return FutureMap(device, algorithm, pool, *args, **kwargs)
+
+
 def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str, Any]:
     """Add the live switch to what /set_internal_state can update."""
     from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected, _UpdateHandler

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import inspect
 import pkgutil
+import re
 import textwrap
 from typing import Any
+
+_DECORATORS = re.compile(r"\A.*?(?=^(?:async )?(?:def|class) )", re.MULTILINE | re.DOTALL)
 
 
 def resolve(target: str) -> Any:
@@ -28,6 +31,8 @@ def fingerprint(obj: Any) -> str:
     """
     inner = inspect.unwrap(obj)
     source = textwrap.dedent(inspect.getsource(inner))
+    # From the `def` on: decorators are seen through, and our source patches add one.
+    source = _DECORATORS.sub("", source, count=1)
     lines = [line.rstrip() for line in source.splitlines() if line.strip()]
     # Names and kinds only: the text of a default may hold an address.
     signature = [f"{p.name}:{p.kind.name}" for p in inspect.signature(inner).parameters.values()]

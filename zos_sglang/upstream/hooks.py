@@ -16,7 +16,7 @@ from zos_sglang.upstream.versions import SUPPORTED, installed
 
 logger = logging.getLogger(__name__)
 
-Kind = Literal["around", "after", "before", "replace", "mirror"]
+Kind = Literal["around", "after", "before", "mirror"]
 Process = Literal["scheduler", "main"]
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -67,9 +67,9 @@ HOOKS: tuple[Hook, ...] = (
         "upstream lets a plugin provide the event loop",
     ),
     Hook(
-        f"{_OVERLAP}.FutureMap",
-        "replace",
-        f"{_HERE}.future_map.FutureMap",
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_future_map",
+        "around",
+        f"{_HERE}.entry.around_create_future_map",
         "a subclass with a debug mode that checks who reads which row",
         "upstream's own consume-once checks cover the generation of a row",
     ),
@@ -145,6 +145,13 @@ HOOKS: tuple[Hook, ...] = (
         "never: part of the launch that we own",
     ),
     Hook(
+        f"{_OVERLAP}.FutureMap",
+        "mirror",
+        f"{_HERE}.future_map.FutureMap",
+        "the base class of ours",
+        "never: part of the launch that we own",
+    ),
+    Hook(
         f"{_OVERLAP}.resolve_forward_inputs",
         "mirror",
         f"{_HERE}.future_map.FutureMap.resolve",
@@ -160,23 +167,25 @@ HOOKS: tuple[Hook, ...] = (
     ),
 )
 
+# ruff: noqa: E501
 FINGERPRINTS: dict[str, dict[str, str]] = {
     "0.5.23": {
         "sglang.srt.managers.scheduler.Scheduler.run_event_loop": "4448b21e2546bcfa",
-        "sglang.srt.managers.scheduler.Scheduler.event_loop_overlap": "f7fed025649c0789",
-        "sglang.srt.managers.overlap_utils.FutureMap": "96d05bc34c730c3a",
+        "sglang.srt.managers.scheduler.Scheduler.event_loop_overlap": "f73dae426d07e353",
+        "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_future_map": "ff373760637e4d28",
         "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController._update_handlers": "4e930c5b095fb16b",
         "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state": "d7f0f2d88fb2cf14",
         "sglang.srt.entrypoints.http_server._setup_and_run_http_server": "e99dd69c71bc1202",
         "sglang.srt.managers.scheduler.Scheduler.is_disable_overlap_for_batch": "b3b67e739e047d5a",
-        "sglang.srt.managers.scheduler.Scheduler.run_batch": "3acb5b328189c3ea",
-        "sglang.srt.managers.scheduler.Scheduler._forward_isolation": "17ab234f1acccedd",
+        "sglang.srt.managers.scheduler.Scheduler.run_batch": "9a883d858bd61db5",
+        "sglang.srt.managers.scheduler.Scheduler._forward_isolation": "3471fca72be6859a",
         "sglang.srt.managers.scheduler.Scheduler.record_batch_in_overlap": "4291fad47c05d7e6",
         "sglang.srt.managers.scheduler.Scheduler._apply_war_barrier": "37e2522a7fcdf8ae",
         "sglang.srt.managers.scheduler.Scheduler._copy_result_to_cpu": "e9346382ae885bf6",
         "sglang.srt.managers.scheduler.Scheduler.launch_batch_sample_if_needed": "95c09952d0735e75",
+        "sglang.srt.managers.overlap_utils.FutureMap": "96d05bc34c730c3a",
         "sglang.srt.managers.overlap_utils.resolve_forward_inputs": "6e0b26aa212da537",
-        "sglang.srt.managers.utils.GenerationBatchResult.copy_to_cpu": "caadb24fa6a7f2ca",
+        "sglang.srt.managers.utils.GenerationBatchResult.copy_to_cpu": "d6fdd389464a24ff",
     }
 }
 
@@ -231,9 +240,14 @@ def register(process: Process) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     for hook in HOOKS:
-        if hook.process == process and hook.kind != "mirror":
+        if hook.process == process and hook.kind != "mirror" and not in_source(hook):
             _originals[hook.target] = _static(hook.target)
             HookRegistry.register(hook.target, resolve(hook.replacement), HookType(hook.kind))
+
+
+def in_source(hook: Hook) -> bool:
+    """Whether this SGLang was built with our source patches (`patches/`), which call the hook themselves."""
+    return getattr(resolve(hook.target), "__zos_hook__", None) == hook.replacement
 
 
 _originals: dict[str, Any] = {}
@@ -275,6 +289,8 @@ def table() -> list[HookStatus]:
             status, detail = "changed", problem
         elif hook.kind == "mirror":
             status, detail = "known", f"in the {hook.process} process"
+        elif in_source(hook):
+            status, detail = "in source", "this SGLang was built with zos-sglang's patches"
         else:
             here = _originals.get(hook.target) is not None
             status = "applied" if here else "ready"

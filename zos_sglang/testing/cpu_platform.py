@@ -8,12 +8,14 @@ demo on machines without a GPU, and is active only when `SGLANG_PLATFORM=zos_cpu
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import SRTPlatform
 
 PLATFORM_NAME = "zos_cpu"
+ATTENTION = "torch_native"
 
 
 def activate() -> str | None:
@@ -36,4 +38,23 @@ class PlainCpuPlatform(SRTPlatform, CpuDeviceMixin):
 
     def get_default_attention_backend(self) -> str:
         """Name of the attention backend when no flag chooses one."""
-        return "torch_native"
+        return ATTENTION
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        """Replace SGLang's choice for the device `cpu`, whose kernels this platform is without."""
+        if server_args.attention_backend in (None, "intel_amx"):
+            server_args.attention_backend = ATTENTION
+
+    def init_backend(self) -> None:
+        """Put a faster decode behind the name `torch_native`, in each worker.
+
+        Under its own name it would take branches meant for Triton: upstream recognises
+        backends that need none by the literal name (last locations of paged rows, graphs off).
+        """
+        from sglang.srt.layers.attention.attention_registry import register_attention_backend
+
+        @register_attention_backend(ATTENTION)
+        def create(runner: Any) -> Any:
+            from zos_sglang.testing.cpu_attention import RowwiseAttention
+
+            return RowwiseAttention(runner)

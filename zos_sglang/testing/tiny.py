@@ -138,13 +138,12 @@ def _gain(name: str, tied: bool) -> float:
 
 
 def _rebalance(model: Any, tokenizer: Any) -> None:
-    """Make bytes that are no text on their own rare, and the end-of-sequence token less so.
+    """Make bytes that are no text on their own rare.
 
     Otherwise a third of the output would be broken UTF-8, which the detokenizer holds back.
     """
     head = model.get_output_embeddings().weight
     for piece, index in tokenizer.get_vocab().items():
-        if len(piece) == 1 and not tokenizer.decode([index]).isprintable():
-            head[index] *= 0.7
-        elif len(piece) == 1 and tokenizer.decode([index]) == "\ufffd":
+        text = tokenizer.decode([index])
+        if len(piece) == 1 and (text == "\ufffd" or not text.isprintable()):
             head[index] *= 0.7

@@ -8,6 +8,7 @@ from typing import Any
 from zos_sglang.overlap.account import Account
 from zos_sglang.overlap.isolation import PinRing, isolate
 from zos_sglang.overlap.protocols import Batch, Device, SchedulerPort
+from zos_sglang.overlap.row_ledger import RowLedgerError
 from zos_sglang.overlap.streams import Streams
 
 logger = logging.getLogger(__name__)
@@ -44,13 +45,19 @@ class Launcher:
         self._forward_entered = False
 
     def launch(self, batch: Batch) -> Any:
-        """Queue one batch on the device; returns its result, whose tokens the host has not seen."""
+        """Queue one batch on the device; returns its result, whose tokens the host has not seen.
+
+        Raises:
+            RowLedgerError: debug mode found an input token that is not the reader's.
+        """
         if not self.own:
             self.account.passed("upstream-launch")
             return self.port.launch_upstream(batch)
         self._forward_entered = False
         try:
             return self._launch(batch)
+        except RowLedgerError:
+            raise  # debug mode found a wrong input; upstream's launch would run on it
         except Exception:
             if self._forward_entered:
                 raise  # the model's own error: as in stock, the process reports it and ends

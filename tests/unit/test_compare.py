@@ -233,7 +233,13 @@ def test_log_probabilities_of_an_incremental_stream_are_joined() -> None:
 
 def openai_stream(events: list[str]) -> dict[int, Record]:
     records: dict[int, Record] = {}
-    reader = OpenAIStream(lambda i: records.setdefault(i, Record(name=str(i))), Record(name="0"))
+
+    def file(index: int) -> Record:
+        assert index not in records  # one record a choice
+        records[index] = Record(name=str(index))
+        return records[index]
+
+    reader = OpenAIStream(file, Record(name="0"))
     for payload in events:
         reader.feed(payload)
     reader.finish()
@@ -310,7 +316,7 @@ def test_a_streamed_answer_is_filed_with_what_is_compared() -> None:
     record = client.records["one"]
     assert (record.status, record.token_ids, record.finish) == (200, [1, 2, 3], LENGTH)
     assert record.usage == {"prompt_tokens": 3, "completion_tokens": 3}
-    assert seen[0]["rid"] == "unit.one" and "rid" not in record.sent
+    assert seen[0]["rid"] == client.rid("one") and "rid" not in record.sent
 
 
 def test_a_refused_request_is_an_answer_with_status_and_message() -> None:

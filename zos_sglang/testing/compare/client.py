@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,7 +46,7 @@ class Client:
             # fails, and would look like a dead server.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )
-        self.scenario = scenario
+        self.scenario = f"{scenario}.{uuid.uuid4().hex[:6]}"
         self.incremental = incremental
         self.records: Records = {}
         self.compare_cached = False
@@ -62,8 +63,11 @@ class Client:
         return record
 
     def rid(self, name: str) -> str:
-        """Request id of the record `name`: unique over scenarios, for a late abort must not hit
-        another one's request, and readable in the server's log."""
+        """Request id of the record `name`, readable in the server's log.
+
+        Never used twice: two seconds after a stream has ended, SGLang aborts whatever bears its
+        id by then.
+        """
         return f"{self.scenario}.{name}"
 
     # ------------------------------------------------------------------ generation

@@ -119,7 +119,10 @@ class OpenAIStream:
             self.usage = event["usage"]
 
     def _take(self, piece: dict[str, Any]) -> None:
-        record = self.seen.setdefault(piece["index"], self.choice(piece["index"]))
+        index = piece["index"]
+        if index not in self.seen:
+            self.seen[index] = self.choice(index)
+        record = self.seen[index]
         delta = piece["delta"].get("content") if "delta" in piece else piece.get("text")
         if record.finish is not None:
             record.faults.append(f"{len(delta or '')} characters after the finish reason")

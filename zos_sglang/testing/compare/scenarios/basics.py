@@ -89,7 +89,8 @@ async def shared_prefix(stage: Stage) -> None:
     """One prompt seeds the cache; 20 others share its first 96 tokens, then 8 share one of theirs."""
     prefix = stage.model.ids(96, 500)
     await stage.client.generate("seed", prefix, greedy(8))
-    tails = [stage.model.ids(6 + i % 9, 510 + i) for i in range(20)]
+    # Told apart by their first token: otherwise chance decides how much they share.
+    tails = [[40 + i, *stage.model.ids(6 + i % 9, 510 + i)] for i in range(20)]
     await stage.gather(
         *(
             stage.client.generate(f"share-{i:02}", prefix + tail, greedy(24), stream=i % 4 == 0)
@@ -104,7 +105,8 @@ async def shared_prefix(stage: Stage) -> None:
 
 async def flush_between_waves(stage: Stage) -> None:
     """The same wave three times; the cache is emptied before the third."""
-    prompts = [stage.model.ids(30 + i, 600 + i) for i in range(12)]
+    # No common beginning: otherwise chance decides how much one takes over from another.
+    prompts = [[40 + i, *stage.model.ids(30 + i, 600 + i)] for i in range(12)]
     for wave in ("first", "cached", "flushed"):
         if wave == "flushed":
             await stage.client.must("/flush_cache")
@@ -116,7 +118,7 @@ async def flush_between_waves(stage: Stage) -> None:
 def flush_check(records: Records) -> list[str]:
     """After the flush nothing may come from the cache, before it the prompts must."""
     cached = {name: r.usage.get("cached_tokens", 0) for name, r in records.items()}
-    stale = [n for n, c in cached.items() if n.startswith("flushed") and c > 1]
+    stale = [n for n, c in cached.items() if n.startswith("flushed") and c]
     cold = [n for n, c in cached.items() if n.startswith("cached") and c < 20]
     return [f"{n}: {cached[n]} cached tokens after the flush" for n in stale] + [
         f"{n}: only {cached[n]} cached tokens in the second wave" for n in cold

@@ -168,6 +168,7 @@ class Runtime:
             self.probe = None
         self._stop_stall_detector()
         self._launcher = None
+        self.scheduler = None  # hooks that stand in a patched source pass every call on from here
         if failed:
             logger.error("zos-sglang: could not put back %s", ", ".join(failed))
         else:

@@ -1,0 +1,165 @@
+"""The decision of one launch, against a table written from the specification and not from the code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+
+from tests.unit.fake_batch import Mode, SpecAlgorithm
+from zos_sglang.overlap.guards import (
+    CONSECUTIVE_PREFILL,
+    PrefillRule,
+    RankEqual,
+    Reason,
+    dp_prefill_guard,
+    make_guard,
+)
+
+KINDS = ("prefill", "decode", "mixed")
+MODES = {"prefill": Mode.EXTEND, "decode": Mode.DECODE, "mixed": Mode.MIXED}
+
+
+@dataclass
+class Waiting:
+    """The one request of the pending batch."""
+
+    stream: bool = False
+    inflight_middle_chunks: int = 0
+    done: bool = False
+    max_new: int = 16
+
+    @property
+    def sampling_params(self):
+        return SimpleNamespace(max_new_tokens=self.max_new)
+
+    def finished(self):
+        return self.done
+
+
+class OnlyRankEqual:
+    """A batch of which a DP rule may read the one rank-equal value; anything else explodes."""
+
+    def __init__(self, is_extend_in_batch):
+        self.is_extend_in_batch = is_extend_in_batch
+        self.spec_algorithm = SpecAlgorithm(False)
+
+    def __getattr__(self, name):
+        raise AssertionError(f"a DP rule read {name}, which ranks do not share")
+
+
+def batch(kind, *, spec=False, grammar=False, reqs=()):
+    return SimpleNamespace(
+        forward_mode=MODES[kind],
+        is_extend_in_batch=MODES[kind].is_extend(),
+        spec_algorithm=SpecAlgorithm(spec),
+        grammar_needs_sync=lambda: grammar,
+        reqs=list(reqs),
+    )
+
+
+def expected(rule, kind, pending, req, *, spec, grammar):
+    """Overlap or not, and the reason, said once more in other words."""
+    if pending is None:
+        return True, "nothing-pending"
+    if kind in ("prefill", "mixed") and pending in ("prefill", "mixed"):
+        if rule == "always":
+            return False, "consecutive-prefill"
+        token_is_due = not req.done and req.inflight_middle_chunks == 0
+        somebody_reads_it = req.stream or req.max_new == 1
+        if rule == "first-token" and token_is_due and somebody_reads_it:
+            return False, "first-token"
+    if spec and grammar and kind == "decode":
+        return False, "grammar-sync"
+    return True, "overlapped"
+
+
+REQUESTS = [
+    Waiting(stream, middle, done, max_new)
+    for stream, middle, done, max_new in product((False, True), (0, 1, 2), (False, True), (0, 1, 2, 16))
+]
+
+
+@pytest.mark.parametrize("rule", list(PrefillRule))
+def test_guard_table_outside_dp_attention(rule):
+    """Rule x batch x pending x streams x middle chunk x finished x length x speculation x grammar."""
+    decide, seen = make_guard(rule, dp_attention=False), set()
+    cases = product(KINDS, (None, *KINDS), REQUESTS, (False, True), (False, True))
+    for kind, pending, req, spec, grammar in cases:
+        held = batch(pending, reqs=[req]) if pending else None
+        decision = decide(batch(kind, spec=spec, grammar=grammar), held)
+        wanted = expected(rule.value, kind, pending, req, spec=spec, grammar=grammar)
+        assert (decision.overlap, decision.reason.value) == wanted, (kind, pending, req, spec, grammar)
+        seen.add(decision.reason)
+    of_rule = {"never": set(), "always": {"consecutive-prefill"}, "first-token": {"first-token"}}
+    assert seen == {"overlapped", "nothing-pending", "grammar-sync"} | of_rule[rule.value]
+
+
+@pytest.mark.parametrize("rule", list(PrefillRule))
+@pytest.mark.parametrize(("now", "before"), list(product((False, True), repeat=2)))
+def test_guard_table_under_dp_attention(rule, now, before):
+    decision = make_guard(rule, dp_attention=True)(OnlyRankEqual(now), OnlyRankEqual(before))
+    stops = rule is PrefillRule.ALWAYS and now and before
+    assert decision.overlap is not stops
+    assert decision.reason is (Reason.CONSECUTIVE_PREFILL if stops else Reason.OVERLAPPED)
+
+
+def test_grammar_sync_holds_under_dp_attention_too():
+    decide = make_guard(PrefillRule.ALWAYS, dp_attention=True)
+    assert decide(batch("decode", spec=True, grammar=True), batch("decode")).reason is Reason.GRAMMAR_SYNC
+
+
+def test_the_prefill_rule_speaks_before_the_grammar():
+    """A decode never is a prefill locally; under DP attention another rank's prefill makes it one."""
+    decide = make_guard(PrefillRule.ALWAYS, dp_attention=True)
+    now, before = batch("decode", spec=True, grammar=True), batch("decode")
+    now.is_extend_in_batch = before.is_extend_in_batch = True
+    assert decide(now, before).reason is Reason.CONSECUTIVE_PREFILL
+
+
+def test_one_waiting_request_among_others_is_enough():
+    decide = make_guard(PrefillRule.FIRST_TOKEN, dp_attention=False)
+    pending = batch("prefill", reqs=[Waiting(), Waiting(stream=True, done=True), Waiting(stream=True)])
+    assert decide(batch("prefill"), pending).reason is Reason.FIRST_TOKEN
+    pending.reqs.pop()
+    assert decide(batch("prefill"), pending).reason is Reason.OVERLAPPED
+
+
+def test_mode_sync_never_overlaps_and_looks_at_nothing():
+    decide = make_guard(PrefillRule.NEVER, dp_attention=False, sync=True)
+    for pending in (None, object()):
+        decision = decide(object(), pending)
+        assert (decision.overlap, decision.reason) == (False, Reason.MODE_SYNC)
+
+
+def test_a_dp_rule_gets_a_value_with_one_field():
+    assert RankEqual._fields == ("is_extend_in_batch",)
+    with pytest.raises(AttributeError):
+        RankEqual(True).forward_mode
+    assert dp_prefill_guard(PrefillRule.ALWAYS, RankEqual(True), RankEqual(True)) is CONSECUTIVE_PREFILL
+
+
+@pytest.mark.parametrize("rule", list(PrefillRule))
+def test_two_ranks_with_different_local_batches_decide_alike(rule):
+    """What differs between ranks: kinds and requests. What does not: whether anybody prefills."""
+    decide = make_guard(rule, dp_attention=True)
+    for now, before in product((False, True), repeat=2):
+        decisions = set()
+        for kind, pending, req in product(KINDS, KINDS, REQUESTS):
+            mine, held = batch(kind), batch(pending, reqs=[req])
+            mine.is_extend_in_batch, held.is_extend_in_batch = now, before
+            decisions.add(decide(mine, held))
+        assert len(decisions) == 1
+
+
+def test_reasons_are_closed():
+    assert {r.value for r in Reason} == {
+        "overlapped",
+        "nothing-pending",
+        "consecutive-prefill",
+        "first-token",
+        "grammar-sync",
+        "mode-sync",
+    }

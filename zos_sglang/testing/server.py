@@ -195,3 +195,19 @@ def _session_members(session: int) -> list[psutil.Process]:
             if os.getsid(process.pid) == session:
                 members.append(process)
     return members
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`python -m zos_sglang.testing.server MODEL [FLAG ...]`: our server in the foreground.
+
+    Adds the CPU defaults where there is no CUDA device; becomes the server, so Ctrl-C ends it.
+    """
+    model, *flags = sys.argv[1:] if argv is None else argv
+    cpu = not cuda_available()
+    command = [sys.executable, "-m", "zos_sglang.launch_server", "--model-path", model]
+    command += [*(cpu_args() if cpu else []), *flags]
+    os.execve(sys.executable, command, {**os.environ, **(cpu_env() if cpu else {})})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+# Everything runs in .venv, made on first use; models and logs lie in .cache.
+# `make` alone lists the targets.
+
+SHELL := /bin/bash
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+DEMO_MODEL := .cache/smollm2
+# The first Python of at least 3.11 on the path; `make PYTHON=... env` overrides.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# Tests marked gpu need a CUDA device.
+MARKS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo '-m "not gpu"')
+COVER := --cov=zos_sglang.settings --cov=zos_sglang.upstream --cov=zos_sglang.overlap \
+	--cov-report=term-missing:skip-covered --cov-fail-under=90
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo serve test lint clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+env: $(READY) ## the environment (.venv); free when it is up to date
+
+$(READY): setup.py pyproject.toml
+	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.11 found; name one: make PYTHON=/path/to/python $@"; exit 1; }
+	@# Debian's Python comes without the part of venv that brings pip.
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { test "$$(id -u)" = 0 && \
+		apt-get update -qq && apt-get install -y -qq python3-venv; } || \
+		{ echo "error: $(PYTHON) has no ensurepip; install python3-venv"; exit 1; }
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --disable-pip-version-check --quiet -e '.[test]'
+	@touch $@
+
+demo: env ## our server and stock answer the same requests; prints one table
+	$(PY) -m zos_sglang.testing.demo $(ARGS)
+
+serve: env ## serve the demo model until Ctrl-C; MODEL=path ARGS="--flags" for another
+ifdef MODEL
+	$(PY) -m zos_sglang.testing.server $(MODEL) $(ARGS)
+else
+	$(PY) -m zos_sglang.testing.models smollm2 --out $(DEMO_MODEL)
+	$(PY) -m zos_sglang.testing.server $(DEMO_MODEL) $(ARGS)
+endif
+
+lint: env ## ruff and mypy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+test: lint ## lint, then every test that this machine can run, with coverage
+	$(PY) -m pytest $(MARKS) $(COVER) $(ARGS)
+
+clean: ## remove the environment, the models and every cache
+	rm -rf $(VENV) .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

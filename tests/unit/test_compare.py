@@ -20,6 +20,7 @@ from zos_sglang.testing.compare.records import Record, Records
 from zos_sglang.testing.compare.runner import Played, Result, Side, judge
 from zos_sglang.testing.compare.scenario import Scenario, ServerConfig, Stage
 from zos_sglang.testing.compare.scenarios import ALL
+from zos_sglang.testing.compare.scenarios.cuts import cut_check
 from zos_sglang.testing.compare.scenarios.special import interval_check
 from zos_sglang.testing.compare.streams import NativeStream, OpenAIStream
 from zos_sglang.testing.compare.verdict import TOLERANCE, burst_fault, compare_records, cut_fault
@@ -151,6 +152,23 @@ def test_an_aborted_answer_must_be_a_prefix_that_ends_with_abort(
     records = cut_answers(ids, finish)
     assert words in str(cut_fault(records["cut"], records))
     assert [d.record for d in compare_records(cut_answers([1]), records)] == ["cut"]
+
+
+def test_an_answer_that_was_complete_before_its_abort_arrived_is_right() -> None:
+    records = cut_answers([1, 2, 3], LENGTH)
+    records["cut"].sent = {"sampling_params": {"max_new_tokens": 3}}
+    assert cut_fault(records["cut"], records) is None
+    records["cut"].sent = {"sampling_params": {"max_new_tokens": 4}}
+    assert "instead of abort" in str(cut_fault(records["cut"], records))
+
+
+def test_aborts_that_are_mostly_lost_are_found() -> None:
+    def victims(cut: int) -> Records:
+        ends = [ABORT] * cut + [LENGTH] * (4 - cut)
+        return {str(i): Record(name=str(i), prefix_of="full", finish=end) for i, end in enumerate(ends)}
+
+    assert cut_check(victims(2)) == []
+    assert cut_check(victims(1)) == ["only 1 of 4 aborted requests ended with abort"]
 
 
 def test_an_aborted_answer_may_outlast_a_full_answer_of_lower_length_limit() -> None:

@@ -102,12 +102,19 @@ class Client:
         return record
 
     async def generate_many(
-        self, name: str, prompts: list[Any], params: Mapping[str, Any], **fields: Any
+        self,
+        name: str,
+        prompts: list[Any],
+        params: Mapping[str, Any] | list[dict[str, Any]],
+        **fields: Any,
     ) -> list[Record]:
-        """One native request with several answers (a list of prompts, or `n` > 1); not streamed."""
+        """One native request with several answers (a list of prompts, or `n` > 1); not streamed.
+
+        `params` may be a list, one for each prompt.
+        """
         key = "text" if isinstance(prompts[0], str) else "input_ids"
         prompt = prompts if len(prompts) > 1 else prompts[0]
-        body = {key: prompt, "sampling_params": dict(params), **fields}
+        body = {key: prompt, "sampling_params": params, **fields}
         record = self.file(name, body)
         response = await self.http.post("/generate", json=body)
         if response.status_code != 200 or not isinstance(response.json(), list):

@@ -43,9 +43,14 @@ def compare_records(stock: Records, ours: Records) -> list[Difference]:
             found.append(Difference(name, "answered", "", *present))
             continue
         found.extend(_compare(stock[name], ours[name], stock, ours))
-    if not found and list(stock) != list(ours):
-        found.append(_first(list(stock), list(ours), "", "(all)", "order of requests"))
+    if not found and _asked(stock) != _asked(ours):
+        found.append(Difference("(all)", "order of requests", "", _asked(stock), _asked(ours)))
     return found
+
+
+def _asked(records: Records) -> list[str]:
+    # Further answers of one request (NAME[1]) are filed when they arrive.
+    return [name for name in records if "[" not in name]
 
 
 def _compare(stock: Record, ours: Record, all_stock: Records, all_ours: Records) -> list[Difference]:
@@ -75,8 +80,13 @@ def _compare(stock: Record, ours: Record, all_stock: Records, all_ours: Records)
 
 
 def cut_fault(record: Record, records: Records) -> str | None:
-    """Why `record` is no correctly aborted answer, or None. What it must be: see Record."""
-    if record.finish_type != "abort":
+    """Why `record` is no correctly aborted answer, or None. What it must be: see Record.
+
+    An answer that reached its own length limit was complete before its abort arrived.
+    """
+    limit = record.sent.get("sampling_params", {}).get("max_new_tokens")
+    complete = record.finish_type == "length" and record.tokens == limit
+    if record.finish_type != "abort" and not complete:
         return f"finish reason {record.finish!r} instead of abort"
     full = records.get(record.prefix_of or "")
     if full is None:
@@ -150,12 +160,6 @@ def _same(stock: Any, ours: Any, tolerance: float) -> bool:
     if isinstance(stock, float) and isinstance(ours, float) and tolerance:
         return math.isclose(stock, ours, rel_tol=tolerance, abs_tol=tolerance)
     return type(stock) is type(ours) and stock == ours
-
-
-def _first(stock: Any, ours: Any, where: str, name: str, field: str) -> Difference:
-    difference = first_difference(stock, ours)
-    assert difference is not None
-    return Difference(name, field, where or difference[0], difference[1], difference[2])
 
 
 def _common_prefix(left: str, right: str) -> int:

@@ -72,7 +72,7 @@ async def openai(stage: Stage) -> None:
         {},
         {"stop": "a"},
         {"logprobs": True, "top_logprobs": 2},
-        {"min_tokens": 12},
+        {"logit_bias": {"70": 2.0}},
     ]
     requests = []
     for i in range(8):

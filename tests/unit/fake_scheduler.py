@@ -343,8 +343,28 @@ class Scheduler:
 
     # ------------------------------------------------------------ what only the real port asks for
 
+    device = "virtual"
+    scheduler_stage_metrics = dllm_config = _confidence_budget_prepare = None
+    enable_async_d2h_copy = enable_unified_memory = enable_unified_cache_external_linker = False
+    require_mlp_sync = False
+    invariant_checker = SimpleNamespace(self_check_during_busy=lambda: None)
+    metrics_reporter = SimpleNamespace(record_scheduler_active=lambda ns: None)
+    profiler_manager = SimpleNamespace(_profile_batch_predicate=lambda batch: None)
     forward_sleep_time = None
     scripted_scheduler_hook = None
+
+    @property
+    def device_module(self) -> Any:
+        return SimpleNamespace(Event=lambda blocking=False: Event(self.gpu))
+
+    @property
+    def forward_stream_ctx(self) -> Any:
+        return self.gpu.on(self.gpu.forward)
+
+    @property
+    def copy_stream_ctx(self) -> Any:
+        return self.gpu.on(self.gpu.copy)
+
     ipc_channels = SimpleNamespace(
         send_to_tokenizer=SimpleNamespace(socket=None), send_to_detokenizer=SimpleNamespace(socket=None)
     )

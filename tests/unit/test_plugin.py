@@ -1,0 +1,112 @@
+"""The entry point that SGLang calls: inert without ZOS_MODE, loud about bad settings."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import pytest
+
+from zos_sglang import plugin
+from zos_sglang.settings import Settings
+from zos_sglang.upstream import hooks
+from zos_sglang.upstream.runtime import runtime
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """Which processes were registered; the real registry stays as it is."""
+    done = []
+    monkeypatch.setattr(runtime, "settings", Settings())
+    monkeypatch.setattr(hooks, "register", done.append)
+    monkeypatch.setattr(hooks, "unknown_upstream", lambda process: None)
+    return done
+
+
+@pytest.fixture
+def child(monkeypatch):
+    """This process looks like one that SGLang started."""
+    monkeypatch.setattr(plugin.multiprocessing, "parent_process", lambda: object())
+
+
+def test_without_a_mode_nothing_happens(registered):
+    plugin.register()
+    assert registered == [] and runtime.settings.mode is None
+
+
+def test_settings_without_a_mode_change_nothing_and_a_typo_in_them_is_a_warning(
+    monkeypatch, registered, caplog
+):
+    monkeypatch.setenv("ZOS_STRICT", "1")
+    plugin.register()
+    monkeypatch.setenv("ZOS_STRIKT", "1")
+    plugin.register()
+    assert registered == [] and runtime.settings.mode is None
+    assert [r.levelno for r in caplog.records] == [logging.WARNING]
+    assert "ZOS_MODE is not set" in caplog.text and "ZOS_STRICT" in caplog.text
+
+
+def test_mode_off_patches_nothing(monkeypatch, registered):
+    monkeypatch.setenv("ZOS_MODE", "off")
+    plugin.register()
+    assert registered == [] and runtime.settings.mode is None
+
+
+def test_mode_overlap_registers_the_main_process(monkeypatch, registered):
+    monkeypatch.setenv("ZOS_MODE", "overlap")
+    plugin.register()
+    assert registered == ["main"] and runtime.settings.mode == "overlap"
+
+
+@pytest.mark.usefixtures("child")
+def test_a_scheduler_process_gets_its_own_hooks(monkeypatch, registered):
+    monkeypatch.setenv("ZOS_MODE", "sync")
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers.scheduler", object())
+    plugin.register()
+    assert registered == ["scheduler"]
+
+
+@pytest.mark.usefixtures("child")
+def test_a_process_that_runs_no_scheduler_is_left_alone(monkeypatch, registered):
+    monkeypatch.setenv("ZOS_MODE", "overlap")
+    monkeypatch.delitem(sys.modules, "sglang.srt.managers.scheduler", raising=False)
+    plugin.register()
+    assert registered == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("ZOS_MODE", "overlpa", "Did you mean overlap?"),
+        ("ZOS_WAIT", "sleep", "ZOS_WAIT=sleep"),
+        ("ZOS_STRIKT", "1", "Did you mean ZOS_STRICT?"),
+    ],
+)
+def test_bad_settings_end_the_process_with_their_message(monkeypatch, capsys, registered, name, value, said):
+    monkeypatch.setenv("ZOS_MODE", "overlap")
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as stopped:
+        plugin.register()
+    assert stopped.value.code == 2 and registered == []
+    err = capsys.readouterr().err
+    assert said in err and err.startswith("zos-sglang: ")
+
+
+def test_an_sglang_that_we_do_not_know_leaves_stock_with_one_warning(monkeypatch, registered, caplog):
+    monkeypatch.setenv("ZOS_MODE", "overlap")
+    monkeypatch.setattr(hooks, "unknown_upstream", lambda process: "SGLang 9.9 is not supported.")
+    plugin.register()
+    assert registered == [] and runtime.settings.mode is None
+    assert [r.getMessage() for r in caplog.records] == [
+        "zos-sglang is inactive, stock SGLang runs: SGLang 9.9 is not supported."
+    ]
+
+
+def test_under_strict_an_sglang_that_we_do_not_know_ends_the_process(monkeypatch, capsys, registered):
+    monkeypatch.setenv("ZOS_MODE", "overlap")
+    monkeypatch.setenv("ZOS_STRICT", "1")
+    monkeypatch.setattr(hooks, "unknown_upstream", lambda process: "SGLang 9.9 is not supported.")
+    with pytest.raises(SystemExit) as stopped:
+        plugin.register()
+    assert stopped.value.code == 2 and registered == []
+    assert "cannot start (ZOS_STRICT=1): SGLang 9.9 is not supported." in capsys.readouterr().err

@@ -1,0 +1,411 @@
+"""The runtime over the fake scheduler: upstream's own loop, our loop, and every change between them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from types import SimpleNamespace
+
+import pytest
+import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sglang.srt.managers.scheduler import Scheduler as RealScheduler
+
+from tests.unit.fake_batch import NO_GRAMMAR, Spec, reference
+from tests.unit.fake_scheduler import Limits, Scheduler, Script
+from tests.unit.virtual_gpu import EARLY, POLICIES, Gpu
+from zos_sglang.overlap.guards import PrefillRule
+from zos_sglang.settings import Settings
+from zos_sglang.upstream import port
+from zos_sglang.upstream.runtime import Runtime
+
+#: Upstream's loop itself, run on the fake scheduler.
+stock_loop = RealScheduler.event_loop_overlap
+
+
+def resolve(batch, future_map):
+    future_map.check(batch)
+    future_map.resolve(batch)
+
+
+@pytest.fixture(autouse=True)
+def over_the_virtual_gpu(monkeypatch):
+    monkeypatch.setattr(port, "resolve_forward_inputs", resolve)
+    moe = SimpleNamespace(elastic_ep_backend=None)
+    monkeypatch.setattr(port, "get_exec", lambda: SimpleNamespace(moe=moe))
+
+
+def specs(n=5, grammar=False):
+    return [
+        Spec(i, tuple(range(1, 4 + 2 * i)), 6 + 2 * i, i % 2 == 1, i if grammar else NO_GRAMMAR)
+        for i in range(n)
+    ]
+
+
+def start(script: Script, mode="overlap", policy=EARLY, limits=None, seed=0, **options):
+    """A runtime and its scheduler, wired as the plugin wires them."""
+    runtime, scheduler = Runtime(), Scheduler(Gpu(policy, seed), limits or Limits(), script)
+    runtime.settings = Settings(mode=mode, **{"stall_timeout_s": 0, **options})
+    scheduler.on_switch = runtime.request
+    if mode == "stock" or any(a[0] == "switch" for actions in script.values() for a in actions):
+        scheduler.future_map.ledger = None  # upstream's launch does not consult it
+    return runtime, scheduler
+
+
+def assert_right(scheduler, script):
+    wanted = {a[1].rid: reference(a[1]) for actions in script.values() for a in actions if a[0] == "submit"}
+    assert {rid: r.output for rid, r in scheduler.requests.items()} == wanted
+    assert scheduler.gpu.hazards == []
+    assert scheduler.processed == list(range(1, scheduler.serials + 1))
+
+
+def assert_nothing_left_behind(scheduler):
+    for name in ("ingest_requests", "get_next_batch_to_run"):
+        assert name not in vars(scheduler), name
+
+
+@pytest.mark.parametrize("mode", ["off", "sync", "stock", "overlap"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_mode_gives_the_reference_tokens(mode, policy):
+    script: Script = {1: [("submit", s) for s in specs(grammar=True)]}
+    runtime, scheduler = start(script, mode, policy, Limits(chunk=6, barrier="both"))
+    runtime.run(stock_loop, scheduler)
+    assert_right(scheduler, script)
+    assert runtime.mode == mode and runtime.pending is None
+    assert runtime.account.paths["fallbacks"] == 0
+    assert not scheduler.result_queue or mode in ("off",)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("before", ["sync", "stock", "overlap"])
+@pytest.mark.parametrize("after", ["sync", "stock", "overlap", "off"])
+def test_a_switch_loses_nothing_and_leaves_nothing_behind(before, after, policy):
+    script: Script = {1: [("submit", s) for s in specs()], 6: [("switch", after)]}
+    runtime, scheduler = start(script, before, policy)
+    runtime.run(stock_loop, scheduler)
+    assert_right(scheduler, script)
+    assert runtime.mode == after and runtime.pending is None
+    assert runtime.account.paths["mode-switches"] == (before != after)
+    assert_nothing_left_behind(scheduler)
+
+
+MODES = st.sampled_from(["sync", "stock", "overlap"])
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.tuples(st.integers(1, 30), MODES), max_size=6),
+    st.lists(st.tuples(st.integers(2, 25), st.sampled_from(["in_place", "retract"])), max_size=2),
+    st.tuples(MODES, st.sampled_from(POLICIES), st.booleans(), st.integers(0, 1000)),
+)
+def test_switches_at_any_point_also_while_paused_lose_nothing(switches, pauses, server):
+    mode, policy, grammar, seed = server
+    script: Script = {}
+    for i, spec in enumerate(specs(6, grammar)):
+        script.setdefault(1 + 3 * i, []).append(("submit", spec))
+    for tick, how in pauses:
+        script.setdefault(tick, []).append(("pause", how))
+        script.setdefault(tick + 3, []).append(("continue",))
+    for tick, to in switches:
+        script.setdefault(tick, []).append(("switch", to))
+    limits = Limits(chunk=6, capacity=60, mixed=seed % 2 == 1, barrier="both")
+    runtime, scheduler = start(script, mode, policy, limits, seed)
+    runtime.run(stock_loop, scheduler)
+    assert_right(scheduler, script)
+    assert_nothing_left_behind(scheduler)
+
+
+def test_a_request_for_the_mode_in_effect_is_no_switch():
+    script: Script = {1: [("submit", s) for s in specs()], 4: [("switch", "overlap")]}
+    runtime, scheduler = start(script)
+    runtime.run(stock_loop, scheduler)
+    assert runtime.account.paths["mode-switches"] == 0
+
+
+def test_the_last_of_several_requests_in_one_tick_wins():
+    script: Script = {1: [("submit", s) for s in specs()], 4: [("switch", "stock"), ("switch", "sync")]}
+    runtime, scheduler = start(script)
+    runtime.run(stock_loop, scheduler)
+    assert runtime.mode == "sync" and runtime.account.paths["mode-switches"] == 1
+    assert_right(scheduler, script)
+
+
+def test_a_switch_is_pending_until_a_pause_ends():
+    script: Script = {1: [("submit", s) for s in specs()], 5: [("pause", "in_place")]}
+    script |= {6: [("switch", "stock")], 9: [("continue",)]}
+    runtime, scheduler = start(script)
+    seen = []
+    scheduler._record_scheduler_state_for_paused_engine = lambda: seen.append(
+        (runtime.mode, runtime.report()["pending_mode"])
+    )
+    runtime.run(stock_loop, scheduler)
+    assert seen == [("overlap", None)] + [("overlap", "stock")] * 3
+    assert_right(scheduler, script)
+
+
+@pytest.mark.parametrize("before", ["sync", "overlap"])
+def test_the_bridge_into_stock_launches_one_batch_and_its_result_waits_in_the_queue(before):
+    script: Script = {1: [("submit", s) for s in specs()], 6: [("switch", "stock")]}
+    runtime, scheduler = start(script, before)
+    seen = []
+
+    def watch(scheduler):
+        launched = scheduler.serials
+        take_in = scheduler.ingest_requests
+
+        def first(*args):
+            take_in(*args)
+            seen.append((scheduler.serials - launched, len(scheduler.result_queue), scheduler.clock))
+            assert "ingest_requests" not in vars(scheduler)
+
+        scheduler.ingest_requests = first
+        return stock_loop(scheduler)
+
+    runtime.run(watch, scheduler)
+    # One launch, one result in flight, and no second intake in this iteration.
+    assert seen == [(1, 1, 6)]
+    assert_right(scheduler, script)
+
+
+def test_no_bridge_is_needed_where_nothing_ran_before():
+    script: Script = {1: [("switch", "stock")], 3: [("submit", s) for s in specs()]}
+    runtime, scheduler = start(script)
+    runtime.run(stock_loop, scheduler)
+    assert_right(scheduler, script)
+    assert_nothing_left_behind(scheduler)
+
+
+def test_off_gives_everything_back_and_lets_go(monkeypatch, caplog):
+    restored = []
+    monkeypatch.setattr("zos_sglang.upstream.hooks.restore", lambda: restored.append(1) or [])
+    script: Script = {1: [("submit", s) for s in specs()], 6: [("switch", "off")]}
+    runtime, scheduler = start(script)
+    caplog.set_level(logging.INFO)
+    runtime.run(stock_loop, scheduler)
+    assert restored == [1]
+    assert runtime._launcher is None and runtime._stall is None
+    assert "every callable is SGLang's own again" in caplog.text
+    assert runtime.scheduler is None
+    assert_right(scheduler, script)
+
+
+def test_off_says_what_it_could_not_give_back(monkeypatch, caplog):
+    monkeypatch.setattr("zos_sglang.upstream.hooks.restore", lambda: ["some.target"])
+    script: Script = {1: [("submit", s) for s in specs()], 6: [("switch", "off")]}
+    runtime, scheduler = start(script)
+    runtime.run(stock_loop, scheduler)
+    assert "could not put back some.target" in caplog.text
+
+
+def test_speculation_runs_through_the_real_port():
+    script: Script = {1: [("submit", s) for s in specs(grammar=True)]}
+    runtime, scheduler = start(script, limits=Limits(speculative=True))
+    runtime.run(stock_loop, scheduler)
+    assert_right(scheduler, script)
+    assert runtime.account.report()["reasons"]["grammar-sync"] > 0
+
+
+# ---------------------------------------------------------------- attaching
+
+
+def test_a_scheduler_that_cannot_be_attached_to_runs_stock(monkeypatch, caplog):
+    script: Script = {1: [("submit", s) for s in specs()]}
+    runtime, scheduler = start(script)
+    scheduler.future_map.ledger = None
+    monkeypatch.setattr(port, "get_exec", lambda: 1 / 0)
+    runtime.run(stock_loop, scheduler)
+    assert_right(scheduler, script)
+    assert runtime.scheduler is None
+    assert "stock SGLang runs" in caplog.text
+
+
+def test_a_configuration_that_ours_does_not_cover_launches_through_upstream(caplog):
+    script: Script = {1: [("submit", s) for s in specs()]}
+    runtime, scheduler = start(script)
+    scheduler.future_map.ledger = None
+    scheduler.dllm_config = object()
+    runtime.run(stock_loop, scheduler)
+    assert_right(scheduler, script)
+    paths = runtime.account.paths
+    assert paths["upstream-launch"] == scheduler.serials == paths["prefill"] + paths["decode"]
+    assert "upstream's run_batch: diffusion LLM" in caplog.text
+
+
+def test_streams_that_share_a_handle_are_warned_about(caplog):
+    script: Script = {1: [("submit", s) for s in specs()]}
+    runtime, scheduler = start(script)
+    scheduler.copy_stream.cuda_stream = scheduler.forward_stream.cuda_stream
+    runtime.run(stock_loop, scheduler)
+    assert "streams share a handle: forward and copy" in caplog.text
+
+
+def test_the_probe_times_the_models_forward_until_off(monkeypatch):
+    script: Script = {1: [("submit", s) for s in specs(2)], 6: [("switch", "off")]}
+    runtime, scheduler = start(script, probe=True)
+    forward = SimpleNamespace(forward=lambda batch: "logits")
+    scheduler.tp_worker.model_runner = forward
+    reports = []
+    monkeypatch.setattr(
+        "zos_sglang.upstream.hooks.restore", lambda: reports.append(runtime.report()["probe"]) or []
+    )
+    runtime.attach(scheduler)
+    batch = SimpleNamespace(batch_size=4, forward_mode=SimpleNamespace(is_decode=lambda: True))
+    assert [scheduler.tp_worker.model_runner.forward(batch) for _ in range(3)] == ["logits"] * 3
+    assert runtime.report()["probe"]["overlap"]["4"]["steps"] == 2
+    runtime.run(stock_loop, scheduler)
+    assert reports and runtime.probe is None
+
+
+# ---------------------------------------------------------------- settings and reports
+
+
+@pytest.mark.parametrize(
+    ("own", "upstream", "generates", "rule"),
+    [
+        (None, None, True, PrefillRule.FIRST_TOKEN),
+        (None, None, False, PrefillRule.NEVER),
+        (None, "1", True, PrefillRule.ALWAYS),
+        (None, "0", True, PrefillRule.NEVER),
+        ("first-token", "1", True, PrefillRule.FIRST_TOKEN),
+        ("never", "1", True, PrefillRule.NEVER),
+        ("always", None, True, PrefillRule.ALWAYS),
+    ],
+)
+def test_our_setting_beats_upstreams_variable_which_beats_the_default(
+    monkeypatch, own, upstream, generates, rule
+):
+    name = "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP"
+    monkeypatch.delenv(name, raising=False)
+    if upstream is not None:
+        monkeypatch.setenv(name, upstream)
+    runtime = Runtime()
+    runtime.settings = Settings(mode="overlap", consecutive_prefill=own)
+    runtime.scheduler = SimpleNamespace(is_generation=generates)
+    assert runtime.prefill_rule() is rule
+
+
+def test_the_report_says_mode_rule_streams_and_counts():
+    script: Script = {1: [("submit", s) for s in specs()]}
+    runtime, scheduler = start(script)
+    runtime.run(stock_loop, scheduler)
+    report = runtime.report()
+    assert report["mode"] == "overlap" and report["sglang"] == "0.5.23"
+    assert report["prefill_rule"] == "first-token" and report["own_launch"] is True
+    assert report["streams"] == {"schedule": 1, "forward": 2, "copy": 3}
+    assert sum(report["reasons"].values()) == scheduler.serials
+    assert report["paths"]["decode"] > 0 and "probe" not in report
+
+
+def test_what_is_in_flight_is_described_for_the_stall_report():
+    script: Script = {1: [("submit", s) for s in specs()]}
+    runtime, scheduler = start(script)
+    lines = []
+    process = scheduler.process_batch_result
+
+    def watch(batch, result):
+        lines.append(runtime.describe())
+        process(batch, result)
+
+    scheduler.process_batch_result = watch
+    runtime.run(stock_loop, scheduler)
+    said = "\n".join(lines[2])
+    assert "mode overlap, phase process" in said
+    assert "pending: DECODE, 5 requests: 0, 1, 2, 3, 4; readback" in said
+    assert "forward stream: " in said and "1:nothing-pending, 2:" in said
+
+
+def test_a_stall_is_seen_while_the_loop_waits_and_counted():
+    script: Script = {1: [("submit", s) for s in specs()]}
+    runtime, scheduler = start(script, stall_timeout_s=0.1)
+    process, stalled = scheduler.process_batch_result, []
+
+    def stick(batch, result):
+        while not stalled and runtime.account.paths["stalls"] == 0:
+            time.sleep(0.01)
+        stalled.append(1)
+        process(batch, result)
+
+    scheduler.process_batch_result = stick
+    runtime.run(stock_loop, scheduler)
+    assert runtime.account.paths["stalls"] == 1
+    assert runtime._stall is None
+    assert_right(scheduler, script)
+
+
+def test_busy_means_work_in_flight_in_the_stock_loop_and_not_idle_in_ours():
+    runtime = Runtime()
+    scheduler = SimpleNamespace(result_queue=[1], _engine_paused=False, forward_ct=7)
+    runtime.scheduler = scheduler
+    assert runtime._busy() and runtime._progress() == (0, 7)
+    scheduler._engine_paused = True
+    assert not runtime._busy()
+    for phase, busy in (("idle", False), ("paused", False), ("process", True)):
+        runtime.loop = SimpleNamespace(phase=phase, beat=3)
+        assert runtime._busy() is busy
+    assert runtime._progress() == (3, 7)
+
+
+# ---------------------------------------------------------------- exit
+
+
+def exiting(ready, timeout):
+    """A runtime at its exit with two results in flight."""
+    events = [
+        SimpleNamespace(copy_done=SimpleNamespace(query=lambda: ready)),
+        SimpleNamespace(copy_done=None),
+    ]
+    queue, done = deque(("batch", e) for e in events), []
+    channels = SimpleNamespace(
+        send_to_tokenizer=SimpleNamespace(socket=None), send_to_detokenizer=SimpleNamespace(socket=None)
+    )
+    runtime = Runtime()
+    runtime.settings = Settings(mode="overlap", exit_timeout_s=timeout)
+    runtime.scheduler = SimpleNamespace(
+        result_queue=queue, process_batch_result=lambda b, r: done.append(r), ipc_channels=channels
+    )
+    return runtime, queue, done
+
+
+def test_a_graceful_exit_processes_what_is_in_flight():
+    runtime, queue, done = exiting(ready=True, timeout=5)
+    runtime.drain_for_exit()
+    assert len(done) == 2 and not queue and runtime.account.paths["drained"] == 2
+
+
+def test_a_result_that_is_never_ready_does_not_hold_up_the_exit(caplog):
+    runtime, queue, done = exiting(ready=False, timeout=0.2)
+    began = time.monotonic()
+    runtime.drain_for_exit()
+    assert 0.2 <= time.monotonic() - began < 2
+    assert done == [] and len(queue) == 2
+    assert "2 results were not ready within ZOS_EXIT_TIMEOUT_S=0.2" in caplog.text
+
+
+def test_a_socket_to_a_dead_peer_does_not_hold_up_the_exit():
+    runtime, _, _ = exiting(ready=True, timeout=3)
+    context = zmq.Context()
+    with context, context.socket(zmq.PUSH) as socket:
+        runtime.scheduler.ipc_channels.send_to_tokenizer.socket = socket
+        assert socket.getsockopt(zmq.LINGER) < 0
+        runtime.drain_for_exit()
+        assert 0 <= socket.getsockopt(zmq.LINGER) <= 3000
+
+
+def test_a_failing_forward_leaves_without_waiting_for_anything():
+    script: Script = {1: [("submit", s) for s in specs()]}
+    runtime, scheduler = start(script)
+    run = scheduler.model_worker.forward_batch_generation
+    calls = []
+
+    def fail(batch, **options):
+        calls.append(batch)
+        if len(calls) == 6:
+            raise RuntimeError("device-side assert")
+        return run(batch, **options)
+
+    scheduler.model_worker.forward_batch_generation = fail
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        runtime.run(stock_loop, scheduler)
+    assert runtime.account.paths["drained"] == 0 and len(scheduler.result_queue) == 1

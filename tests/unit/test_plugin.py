@@ -26,7 +26,7 @@ def registered(monkeypatch):
 @pytest.fixture
 def child(monkeypatch):
     """This process looks like one that SGLang started."""
-    monkeypatch.setattr(plugin.multiprocessing, "parent_process", lambda: object())
+    monkeypatch.setattr(plugin.multiprocessing, "parent_process", object)
 
 
 def test_without_a_mode_nothing_happens(registered):
@@ -75,16 +75,16 @@ def test_a_process_that_runs_no_scheduler_is_left_alone(monkeypatch, registered)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("setting", "said"),
     [
-        ("ZOS_MODE", "overlpa", "Did you mean overlap?"),
-        ("ZOS_WAIT", "sleep", "ZOS_WAIT=sleep"),
-        ("ZOS_STRIKT", "1", "Did you mean ZOS_STRICT?"),
+        ("ZOS_MODE=overlpa", "Did you mean overlap?"),
+        ("ZOS_WAIT=sleep", "ZOS_WAIT=sleep"),
+        ("ZOS_STRIKT=1", "Did you mean ZOS_STRICT?"),
     ],
 )
-def test_bad_settings_end_the_process_with_their_message(monkeypatch, capsys, registered, name, value, said):
+def test_bad_settings_end_the_process_with_their_message(monkeypatch, capsys, registered, setting, said):
     monkeypatch.setenv("ZOS_MODE", "overlap")
-    monkeypatch.setenv(name, value)
+    monkeypatch.setenv(*setting.split("="))
     with pytest.raises(SystemExit) as stopped:
         plugin.register()
     assert stopped.value.code == 2 and registered == []

@@ -50,7 +50,7 @@ def prompts(batch: int, length: int, vocab: int, seed: int = 0) -> list[list[int
 class BenchClient:
     """Talks to one server that runs with ZOS_PROBE=1. A context manager."""
 
-    def __init__(self, url: str, timeout_s: float = 600) -> None:
+    def __init__(self, url: str, timeout_s: float = 300) -> None:
         self.http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False)
 
     def __enter__(self) -> BenchClient:

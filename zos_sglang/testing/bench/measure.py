@@ -26,12 +26,14 @@ from zos_sglang.testing.bench.stats import (
 class Settings:
     """What to measure.
 
-    `stock`, else the first of `modes`, is the base of all ratios. With `turns` 0 each mode has waves of
-    its own; with `turns` N the modes take N turns each within every wave, some milliseconds apart, which is
-    what a machine whose speed changes from second to second needs.
+    `modes` are timed and compared, `compared` only compared. `stock`, else the first of `modes`, is the
+    base of all ratios. With `turns` 0 each mode has waves of its own; with `turns` N the modes take N turns
+    each within every wave, some milliseconds apart, which is what a machine whose speed changes from second
+    to second needs.
     """
 
     modes: tuple[str, ...] = ("stock", "overlap")
+    compared: tuple[str, ...] = ()
     batches: tuple[int, ...] = (1, 16, 64)
     repeats: int = 5
     prompt_tokens: int = 32
@@ -74,12 +76,13 @@ def measure(
 
     Raises BenchError, or TooFewSteps if a batch did not decode together.
     """
-    cells = {(b, m): Cell(b, m) for b in settings.batches for m in settings.modes}
+    everyone = (*settings.modes, *settings.compared)
+    cells = {(b, m): Cell(b, m) for b in settings.batches for m in everyone}
     requests = {b: prompts(b, settings.prompt_tokens, settings.vocab) for b in settings.batches}
     shapes: dict[int, dict[str, Any]] = {}
     before = client.zos()
     seconds: dict[int, float] = {}
-    for mode in settings.modes:  # warm every path and graph; not timed, but compared
+    for mode in everyone:  # warm every path and graph; not timed, but compared
         client.switch(mode)
         for batch in settings.batches:
             wave = client.wave(requests[batch], settings.output_tokens)
@@ -103,7 +106,7 @@ def measure(
     return {
         "title": title,
         "settings": {**asdict(settings), "base": settings.base},
-        "cells": [cell.report() for cell in cells.values()],
+        "cells": [cells[b, m].report() for b in settings.batches for m in settings.modes],
         "ratios": _ratios(cells, settings),
         "digests": _digests(cells, settings, shapes),
         "zos": _growth(before, client.zos()),
@@ -187,7 +190,7 @@ def _digests(
 ) -> dict[str, Any]:
     found = {}
     for batch in settings.batches:
-        by_mode = {mode: cells[batch, mode].digests for mode in settings.modes}
+        by_mode = {cell.mode: cell.digests for (size, _), cell in cells.items() if size == batch}
         found[str(batch)] = {
             "verdict": judge_digests(by_mode, settings.base),
             "by_mode": {mode: sorted(set(digests)) for mode, digests in by_mode.items()},

@@ -44,8 +44,8 @@ def steady(samples: Sequence[int], batch: int) -> list[int]:
     if len(kept) < FEWEST_STEPS:
         raise TooFewSteps(
             f"batch {batch}: {len(samples)} steps decoded with exactly this batch size, "
-            f"{DROPPED_STEPS + FEWEST_STEPS} are needed; raise --output-tokens, or lower the batch to what "
-            "the server runs at once"
+            f"{DROPPED_STEPS + FEWEST_STEPS} are needed; raise --output-tokens, lower "
+            "--turns, or lower the batch to what the server runs at once"
         )
     return kept
 

@@ -16,8 +16,8 @@ from tests.unit.simulation import Scenario, build, simulate
 from tests.unit.virtual_gpu import POLICIES
 from zos_sglang.overlap.guards import PrefillRule, make_guard
 
-EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
-MORE = settings(EXAMPLES, max_examples=400)
+EXAMPLES = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+MORE = settings(EXAMPLES, max_examples=150)
 LAST_TICK = 30
 
 

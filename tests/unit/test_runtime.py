@@ -11,14 +11,17 @@ import pytest
 import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sglang.srt.managers.overlap_utils import FutureMap as UpstreamFutureMap
 from sglang.srt.managers.scheduler import Scheduler as RealScheduler
 
 from tests.unit.fake_batch import NO_GRAMMAR, Spec, reference
 from tests.unit.fake_scheduler import Limits, Scheduler, Script
 from tests.unit.virtual_gpu import EARLY, POLICIES, Gpu
 from zos_sglang.overlap.guards import PrefillRule
+from zos_sglang.overlap.row_ledger import RowLedger
 from zos_sglang.settings import Settings
 from zos_sglang.upstream import port
+from zos_sglang.upstream.future_map import FutureMap
 from zos_sglang.upstream.runtime import Runtime
 
 #: Upstream's loop itself, run on the fake scheduler.
@@ -94,7 +97,7 @@ def test_a_switch_loses_nothing_and_leaves_nothing_behind(before, after, policy)
 MODES = st.sampled_from(["sync", "stock", "overlap"])
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.tuples(st.integers(1, 30), MODES), max_size=6),
     st.lists(st.tuples(st.integers(2, 25), st.sampled_from(["in_place", "retract"])), max_size=2),
@@ -197,6 +200,16 @@ def test_off_says_what_it_could_not_give_back(monkeypatch, caplog):
     runtime, scheduler = start(script)
     runtime.run(stock_loop, scheduler)
     assert "could not put back some.target" in caplog.text
+
+
+def test_off_turns_our_future_map_back_into_upstreams(monkeypatch):
+    """Its buffers hold tokens in flight, so the object stays and only its class goes."""
+    monkeypatch.setattr("zos_sglang.upstream.hooks.restore", list)
+    future_map = object.__new__(FutureMap)
+    future_map.ledger, future_map.output_tokens_buf = RowLedger(), "tokens"
+    Runtime()._let_go(SimpleNamespace(future_map=future_map))
+    assert type(future_map) is UpstreamFutureMap
+    assert not hasattr(future_map, "ledger") and future_map.output_tokens_buf == "tokens"
 
 
 def test_speculation_runs_through_the_real_port():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import logging
 import sys
 from types import SimpleNamespace
@@ -60,10 +61,12 @@ def test_every_replacement_exists_and_says_why_and_until_when(hook):
     assert hook.why and hook.remove_when
 
 
+NUMBERS = itertools.count()
+
+
 def source_of(tmp_path, monkeypatch, body):
     """A function from a file of its own."""
-    source_of.count = getattr(source_of, "count", 0) + 1
-    name = f"fingerprinted_{source_of.count}"
+    name = f"fingerprinted_{next(NUMBERS)}"
     (tmp_path / f"{name}.py").write_text(body)
     monkeypatch.syspath_prepend(str(tmp_path))
     return fingerprint(importlib.import_module(name).f)

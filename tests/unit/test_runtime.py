@@ -52,8 +52,6 @@ def start(script: Script, mode="overlap", policy=EARLY, limits=None, seed=0, **o
     runtime, scheduler = Runtime(), Scheduler(Gpu(policy, seed), limits or Limits(), script)
     runtime.settings = Settings(mode=mode, **{"stall_timeout_s": 0, **options})
     scheduler.on_switch = runtime.request
-    if mode == "stock" or any(a[0] == "switch" for actions in script.values() for a in actions):
-        scheduler.future_map.ledger = None  # upstream's launch does not consult it
     return runtime, scheduler
 
 
@@ -226,7 +224,6 @@ def test_speculation_runs_through_the_real_port():
 def test_a_scheduler_that_cannot_be_attached_to_runs_stock(monkeypatch, caplog):
     script: Script = {1: [("submit", s) for s in specs()]}
     runtime, scheduler = start(script)
-    scheduler.future_map.ledger = None
     monkeypatch.setattr(port, "get_exec", lambda: 1 / 0)
     runtime.run(stock_loop, scheduler)
     assert_right(scheduler, script)
@@ -237,7 +234,6 @@ def test_a_scheduler_that_cannot_be_attached_to_runs_stock(monkeypatch, caplog):
 def test_a_configuration_that_ours_does_not_cover_launches_through_upstream(caplog):
     script: Script = {1: [("submit", s) for s in specs()]}
     runtime, scheduler = start(script)
-    scheduler.future_map.ledger = None
     scheduler.dllm_config = object()
     runtime.run(stock_loop, scheduler)
     assert_right(scheduler, script)

@@ -9,8 +9,9 @@ from zos_sglang.testing.compare.records import Record, Records
 from zos_sglang.testing.compare.scenario import Scenario, Stage, count, greedy
 from zos_sglang.testing.compare.scenarios.configs import PLAIN
 
-# What arrives this long after a pause was confirmed was on its way; later, nothing may come.
-IN_FLIGHT_S = 0.5
+# After a pause was confirmed, what is on its way still arrives: until nothing has for QUIET_S
+# (a busy machine may take its time). Then nothing may come for PAUSE_S.
+QUIET_S = 0.8
 PAUSE_S = 1.2
 
 
@@ -50,6 +51,15 @@ class Load:
         while self.events < goal and not self.task.done():
             await asyncio.sleep(0.005)
 
+    async def is_quiet(self, limit_s: float = 30.0) -> bool:
+        """Wait until no event has come for QUIET_S; False if that takes longer than `limit_s`."""
+        for _ in range(int(limit_s / QUIET_S)):
+            before = self.events
+            await asyncio.sleep(QUIET_S)
+            if self.events == before:
+                return True
+        return False
+
 
 async def pause_and_continue(stage: Stage) -> None:
     """A pause in place, one that retracts, and a request that arrives while paused."""
@@ -59,10 +69,11 @@ async def pause_and_continue(stage: Stage) -> None:
         await load.events_after(24)
         await client.must("/pause_generation", {"mode": mode})
         late = asyncio.create_task(client.generate(f"{mode}-late", model.ids(9, 4090), greedy(12)))
-        await asyncio.sleep(IN_FLIGHT_S)
+        paused = client.records[f"/pause_generation#{1 + (mode != 'in_place')}"]
+        if not await load.is_quiet():
+            paused.faults.append(f"events kept coming in the pause ({mode})")
         before = load.events
         await asyncio.sleep(PAUSE_S)
-        paused = client.records[f"{mode}-late"]
         if load.events != before:
             paused.faults.append(f"{load.events - before} events during the pause ({mode})")
         if load.task.done():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from zos_sglang.testing.compare.evidence import Evidence
@@ -73,25 +74,33 @@ def retracted(records: Records) -> int:
 
 
 async def priorities(stage: Stage) -> None:
-    """6 slots: 12 requests of low priority, and a moment later 12 of high priority."""
+    """6 slots: 12 requests of low priority, and once the first answers, 12 of high priority."""
     client, model = stage.client, stage.model
     order: list[str] = []
+    begun = asyncio.Event()
 
-    async def ask(name: str, delay: float, priority: int, seed: int) -> None:
-        record = await stage.later(
-            delay, client.generate(name, model.ids(12, seed), greedy(40), priority=priority)
+    async def ask(name: str, priority: int, seed: int) -> None:
+        low = priority == 0
+        if not low:
+            await begun.wait()
+        await client.generate(
+            name,
+            model.ids(12, seed),
+            greedy(model.lasting(40) if low else 40),
+            stream=low,
+            on_event=(lambda record: begun.set()) if low else None,
+            priority=priority,
         )
-        order.append(record.name)
+        order.append(name)
 
     await stage.gather(
-        *(ask(f"low-{i:02}", 0.0, 0, 2500 + i) for i in range(12)),
-        *(ask(f"high-{i:02}", 0.3, 10, 2550 + i) for i in range(12)),
+        *(ask(f"low-{i:02}", 0, 2500 + i) for i in range(12)),
+        *(ask(f"high-{i:02}", 10, 2550 + i) for i in range(12)),
     )
-    late = order[-6:]
-    for name, record in client.records.items():
-        # Six slots, so the last six to end must be of the low priority that had to wait.
-        if name in late and name.startswith("high"):
-            record.faults.append(f"a request of high priority ended among the last six: {late}")
+    # Six slots, so the last six to end must be of the low priority that had to wait.
+    for name in order[-6:]:
+        if name.startswith("high"):
+            client.records[name].faults.append(f"high priority, but among the last six: {order[-6:]}")
 
 
 SCENARIOS = (

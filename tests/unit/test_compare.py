@@ -17,7 +17,7 @@ from zos_sglang.testing.compare import cli, report, runner
 from zos_sglang.testing.compare.client import Client
 from zos_sglang.testing.compare.evidence import Evidence, collect, counters, growth, missing
 from zos_sglang.testing.compare.records import Record, Records
-from zos_sglang.testing.compare.runner import Played, Result, Side, judge
+from zos_sglang.testing.compare.runner import Played, Result, Side, judge, reference_args
 from zos_sglang.testing.compare.scenario import Scenario, ServerConfig, Stage
 from zos_sglang.testing.compare.scenarios import ALL
 from zos_sglang.testing.compare.scenarios.cuts import cut_check
@@ -458,6 +458,11 @@ def test_equal_answers_with_their_evidence_are_judged_equal() -> None:
 )
 def test_anything_wrong_on_our_side_fails_the_scenario(ours: dict[str, Any]) -> None:
     assert not judged(**ours).passed
+
+
+def test_mode_sync_is_compared_with_stock_without_overlap() -> None:
+    assert reference_args("sync") == ("--disable-overlap-schedule",)
+    assert reference_args("overlap") == reference_args(None) == ()
 
 
 def test_every_scenario_has_a_name_of_its_own_and_evidence() -> None:

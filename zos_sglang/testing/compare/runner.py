@@ -149,6 +149,15 @@ def decisions(zos: Counters) -> str:
     return f"{overlapped} launches overlapped, {sum(reasons.values())} not ({rest or 'none'})"
 
 
+def reference_args(our_mode: str | None) -> tuple[str, ...]:
+    """Flags that make stock the right reference for ours in `our_mode`.
+
+    Under overlap stock counts penalties without the token in flight, without overlap it counts
+    all of them, so penalised answers of mode sync are those of stock without overlap.
+    """
+    return ("--disable-overlap-schedule",) if our_mode == "sync" else ()
+
+
 def _play_group(plan: Plan, config: ServerConfig, side: Side, scenarios: list[Scenario]) -> list[Played]:
     """Play on one server; a server that a scenario killed is started again for the next."""
     played: list[Played] = []
@@ -160,9 +169,8 @@ def _play_group(plan: Plan, config: ServerConfig, side: Side, scenarios: list[Sc
         env = {**plan.env, **config.env, **(config.our_env if side.mode is not None else {})}
         # The leak check after every step, and upstream's own asserts on the future map.
         env |= {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", "SGLANG_IS_IN_CI": "1"}
-        server = ServerProcess(
-            plan.model.path, mode=side.mode, args=config.args, env=env, log=log, cpu=plan.cpu
-        )
+        args = (*config.args, *(reference_args(plan.mode) if side.name == "stock" else ()))
+        server = ServerProcess(plan.model.path, mode=side.mode, args=args, env=env, log=log, cpu=plan.cpu)
         begun = time.monotonic()
         try:
             with server:

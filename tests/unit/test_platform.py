@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,6 +159,38 @@ def test_no_child_outlives_the_server(tmp_path: Path, end: str) -> None:
     child = int(script.log_text().split()[0])
     gone = not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
     assert gone
+
+
+CALLER = """
+import sys
+from pathlib import Path
+from zos_sglang.testing.server import ServerProcess
+
+class Sleeper(ServerProcess):
+    command = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
+
+Sleeper("none", mode=None, log=Path(sys.argv[1]), cpu=False).start()
+"""
+
+
+def test_the_server_dies_with_a_caller_that_is_killed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    caller = subprocess.Popen([sys.executable, "-c", CALLER, str(log)])
+    try:
+        until(lambda: log.exists() and log.read_text().endswith("\n"))
+        child = int(log.read_text())
+        assert psutil.pid_exists(child)
+    finally:
+        caller.kill()
+        caller.wait()
+    until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
+
+
+def until(done: Callable[[], bool], limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_stock_is_started_without_our_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

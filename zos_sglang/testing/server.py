@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -122,7 +124,11 @@ class ServerProcess:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as sink:
             self._process = subprocess.Popen(
-                self.command, env=env, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+                [*_dying_with_us(), *self.command],
+                env=env,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         try:
             self._wait_ready(time.monotonic() + self.start_timeout_s)
@@ -162,12 +168,13 @@ class ServerProcess:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(grace_s)
-        for child in [*self._family.values(), *_session_members(self.pid)]:
+        family = {*self._family.values(), *_session_members(self.pid)}
+        for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
+                process.kill()
         self._process.kill()
         self._process.wait()
-        psutil.wait_procs(list(self._family.values()), timeout=10)
+        psutil.wait_procs(family, timeout=10)
         self._family.clear()
 
     def log_text(self) -> str:
@@ -185,6 +192,17 @@ class ServerProcess:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _dying_with_us() -> list[str]:
+    """Prefix of a command that is killed when we are, even by SIGKILL; it becomes the command.
+
+    SGLang's own children follow their parent the same way. Linux ties this to the thread that
+    starts the child, so only the main thread, which lives as long as the process, may use it.
+    """
+    main_thread = threading.current_thread() is threading.main_thread()
+    setpriv = shutil.which("setpriv")  # of util-linux
+    return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv and main_thread else []
 
 
 def _session_members(session: int) -> list[psutil.Process]:

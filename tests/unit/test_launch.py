@@ -128,7 +128,7 @@ def test_a_delayed_launch_samples_relays_and_reads_back_later_and_releases_the_c
     assert log == [*ENTRY, "hold_sample", "]", "finish"]
     log.clear()
     it.sample_delayed(batch, result)
-    sampled = ["forward[", "forward waits for schedule", "sample", "relay", "]", *READBACK, "release_sample"]
+    sampled = ["forward[", "forward waits for schedule", "sample", "relay", *READBACK, "]", "release_sample"]
     assert log == sampled
     assert result.sample is None and it.account.paths["delayed-sampling"] == 1
 

@@ -76,6 +76,11 @@ def scheduler(log, **fields):
         "_relay_forward_payload": log("relay"),
         "forward_stream_ctx": nullcontext("forward"),
         "copy_stream_ctx": nullcontext("copy"),
+        "schedule_stream": "schedule",
+        "forward_stream": "forward",
+        "copy_stream": "copy",
+        "beam_coordinator": SimpleNamespace(maybe_select_and_relay=log("beam")),
+        "chunked_req": None,
     }
     return SimpleNamespace(**{**values, **fields})
 
@@ -92,6 +97,7 @@ def batch(**fields):
         "extend_logprob_start_lens": [1, 2],
         "input_ids": "tokens",
         "after_idle_gap": None,
+        "beam_tail": None,
     }
     return SimpleNamespace(**{**values, **fields})
 
@@ -302,9 +308,27 @@ def test_embeddings_come_back_through_the_forward_itself(log):
     assert log == [] and b.input_ids == "tokens"
 
 
-def test_sampled_tokens_are_relayed_by_upstream(log):
-    device(scheduler(log)).relay("batch", "rows", "result")
-    assert log == [("relay", ("batch", "rows", "result"), {})]
+@pytest.mark.parametrize(
+    ("fields", "ours"),
+    [({"beam_tail": "rows of beams"}, True), ({"spec_algorithm": SpecAlgorithm(True)}, True), ({}, False)],
+)
+def test_other_than_plain_steps_and_other_maps_are_relayed_by_upstream(log, fields, ours):
+    it, b = device(scheduler(log)), batch(**fields)
+    it.own_map = ours
+    it.relay(b, "rows", "result")
+    assert log == [("relay", (b, "rows", "result"), {})]
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_tokens_of_a_plain_step_go_straight_into_our_map_and_then_to_beams(log, sampled):
+    sched = scheduler(log, chunked_req="chunked")
+    sched.future_map.relay = log("map")
+    it, b = device(sched), batch()
+    it.own_map = True
+    result = SimpleNamespace(has_sampled_token_ids=sampled, next_token_ids="tokens")
+    it.relay(b, "rows", result)
+    relayed = [("map", ("rows", "tokens"), {}), ("beam", (b, result), {"chunked_req": "chunked"})]
+    assert log == (relayed if sampled else [])
 
 
 @pytest.mark.parametrize("hidden", [False, True])
@@ -375,6 +399,23 @@ def test_the_contexts_are_upstreams(log):
     it = device(scheduler(log))
     with it.forward_context() as forward, it.copy_context() as copy:
         assert (forward, copy) == ("forward", "copy")
+
+
+class Stream:
+    """Stands for `torch.cuda.Stream` where there is none."""
+
+
+@pytest.mark.parametrize("current", [True, False])
+def test_known_cuda_streams_are_switched_without_asking_for_the_current_one(log, monkeypatch, current):
+    schedule, forward, copy = Stream(), Stream(), Stream()
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: schedule if current else copy)
+    switched = []
+    monkeypatch.setattr(torch.cuda, "set_stream", switched.append)
+    it = device(scheduler(log, schedule_stream=schedule, forward_stream=forward, copy_stream=copy))
+    with it.forward_context(), it.copy_context():
+        pass
+    assert switched == ([forward, copy, forward, schedule] if current else [])
 
 
 def test_inputs_come_from_our_map_or_through_upstreams_function(log, monkeypatch):

@@ -38,6 +38,7 @@ class EventLoop:
         queue: results in flight; upstream code sees it as `scheduler.result_queue`.
         decide: the guards, see `guards.make_guard`.
         account: counts.
+        snapshot: `batch.copy()`, or something cheaper that returns the same.
         sync: mode `sync`: wait for each result, right after intake, before the next selection.
     """
 
@@ -49,6 +50,7 @@ class EventLoop:
         decide: Callable[[Batch, Any], OverlapDecision],
         account: Account,
         *,
+        snapshot: Callable[[Any], Any] = lambda batch: batch.copy(),
         sync: bool = False,
     ) -> None:
         self.port = port
@@ -56,6 +58,7 @@ class EventLoop:
         self.queue = queue
         self.decide = decide
         self.account = account
+        self.snapshot = snapshot
         self.sync = sync
         self.switch_requested = False
         #: What the loop is doing, for the stall detector; `beat` grows with every iteration.
@@ -136,5 +139,5 @@ class EventLoop:
         barrier = launcher.streams.war_barrier(launcher.device.take_read_done())
         self.account.passed(barrier.value)
         self.account.launched(batch)
-        self.queue.append((batch.copy(), result))
+        self.queue.append((self.snapshot(batch), result))
         return result

@@ -48,10 +48,10 @@ def isolate(batch: Batch, pins: PinRing) -> Iterator[None]:
     the copy's tensors are the ones that the forward reads.
     """
     before = dict(batch.__dict__)
-    if batch.sampling_info is not None:
-        batch.sampling_info = batch.sampling_info.copy_for_forward()
-    pins.pin(batch, dict(batch.__dict__))
     try:
+        if batch.sampling_info is not None:
+            batch.sampling_info = batch.sampling_info.copy_for_forward()
+        pins.pin(batch, dict(batch.__dict__))
         yield
     finally:
         if batch.spec_algorithm.is_none():

@@ -98,7 +98,7 @@ class Launcher:
             self.streams.forward_waits_for_schedule()
             sample()
             self.device.relay(batch, result.future_indices, result)
-        self._readback(batch, result)
+            self._readback(batch, result)
         self.device.release_sample(result)
 
     def _readback(self, batch: Batch, result: Any) -> None:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+import torch
 from sglang.srt.environ import envs
 from sglang.srt.managers.overlap_utils import resolve_forward_inputs
 from sglang.srt.managers.utils import EmbeddingBatchResult
@@ -37,6 +38,37 @@ def needs_upstream_launch(scheduler: Any) -> str | None:
         "HIP": is_hip(),
     }
     return next((name for name, present in cases.items() if present), None)
+
+
+class OnStream:
+    """Makes a stream current, and another one again afterwards.
+
+    `torch.cuda.StreamContext` asks for the current stream and device first; where both are known that costs
+    more than the switch itself.
+    """
+
+    __slots__ = ("back", "stream")
+
+    def __init__(self, stream: Any, back: Any) -> None:
+        self.stream = stream
+        self.back = back
+
+    def __enter__(self) -> None:
+        torch.cuda.set_stream(self.stream)
+
+    def __exit__(self, *_: Any) -> None:
+        torch.cuda.set_stream(self.back)
+
+
+def make_contexts(scheduler: Any) -> tuple[OnStream, OnStream] | None:
+    """Contexts of the forward stream, entered from the schedule stream, and of the copy stream inside it.
+
+    None where upstream's contexts must do: no CUDA streams, or another stream is current than the loop's.
+    """
+    schedule, forward, copy = scheduler.schedule_stream, scheduler.forward_stream, scheduler.copy_stream
+    if not isinstance(schedule, torch.cuda.Stream) or torch.cuda.current_stream() != schedule:
+        return None
+    return OnStream(forward, schedule), OnStream(copy, forward)
 
 
 class SglangLauncher(Launcher):
@@ -126,25 +158,27 @@ class SglangDevice:
         self.pins = pins
         self.account = account
         future_map = scheduler.future_map
+        # A speculative algorithm from elsewhere may bring a map of its own.
+        self.own_map = isinstance(future_map, FutureMap)
         self.resolve: Callable[[Any], None] = (
-            future_map.resolve
-            if isinstance(future_map, FutureMap)
-            else partial(resolve_forward_inputs, future_map=future_map)
+            future_map.resolve if self.own_map else partial(resolve_forward_inputs, future_map=future_map)
         )
+        self.contexts = make_contexts(scheduler)
         event = scheduler.device_module.Event
         on_gpu = scheduler.device != "cpu"
         self.new_event: Callable[[], Any] = partial(event, blocking=wait == "block") if on_gpu else event
 
     def prepare(self, batch: Any) -> None:
         scheduler = self.scheduler
-        scheduler.metrics_reporter.record_scheduler_active(time.monotonic_ns())
+        # First what `undo_prepare` takes back: nothing here can fail halfway.
         scheduler.forward_ct += 1
-        batch.forward_iter = scheduler.forward_ct
-        batch.launch_ts = time.monotonic()
         batch.after_idle_gap = scheduler._sched_idled
         scheduler._sched_idled = False
         if batch.extend_num_tokens:
             scheduler.processed_tokens_counter += batch.extend_num_tokens
+        batch.forward_iter = scheduler.forward_ct
+        batch.launch_ts = time.monotonic()
+        scheduler.metrics_reporter.record_scheduler_active(time.monotonic_ns())
         if scheduler.scripted_scheduler_hook is not None:
             scheduler.scripted_scheduler_hook.on_run_batch(batch)
         scheduler.profiler_manager._profile_batch_predicate(batch)
@@ -186,8 +220,16 @@ class SglangDevice:
         return getattr(result, "delay_sample_func", None)
 
     def relay(self, batch: Any, rows: Any, result: Any) -> None:
-        if self.scheduler.is_generation:
-            self.scheduler._relay_forward_payload(batch, rows, result)
+        scheduler = self.scheduler
+        if not scheduler.is_generation:
+            return
+        if not self.own_map or not batch.spec_algorithm.is_none() or batch.beam_tail is not None:
+            scheduler._relay_forward_payload(batch, rows, result)
+        elif result.has_sampled_token_ids:
+            scheduler.future_map.relay(rows, result.next_token_ids)
+            scheduler.beam_coordinator.maybe_select_and_relay(
+                batch, result, chunked_req=scheduler.chunked_req
+            )
 
     def readback(self, batch: Any, result: Any) -> None:
         scheduler = self.scheduler
@@ -232,12 +274,12 @@ class SglangDevice:
         )
 
     def forward_context(self) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = self.scheduler.forward_stream_ctx
-        return context
+        contexts = self.contexts
+        return contexts[0] if contexts is not None else self.scheduler.forward_stream_ctx
 
     def copy_context(self) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = self.scheduler.copy_stream_ctx
-        return context
+        contexts = self.contexts
+        return contexts[1] if contexts is not None else self.scheduler.copy_stream_ctx
 
     def take_read_done(self) -> Any:
         if not self.scheduler._war_barrier_enabled:

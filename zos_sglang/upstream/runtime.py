@@ -85,9 +85,11 @@ class Runtime:
             SglangPort,
             needs_upstream_launch,
         )
+        from zos_sglang.upstream.snapshot import make_snapshot
 
         self.scheduler = scheduler
         self.mode = self.settings.mode or "off"
+        self._snapshot = make_snapshot()
         port = SglangPort(scheduler)
         pins = PinRing(scheduler.batch_record_buf)
         streams = Streams(
@@ -134,7 +136,15 @@ class Runtime:
         scheduler.result_queue = queue
         sync = self.mode == "sync"
         guard = make_guard(self.prefill_rule(), dp_attention=scheduler.require_mlp_sync, sync=sync)
-        self.loop = EventLoop(self._launcher.port, self._launcher, queue, guard, self.account, sync=sync)
+        self.loop = EventLoop(
+            self._launcher.port,
+            self._launcher,
+            queue,
+            guard,
+            self.account,
+            snapshot=self._snapshot,
+            sync=sync,
+        )
         try:
             return self.loop.run(skip_intake)
         finally:

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # What runs on the GPU machine, in a checkout without git and without pip: one command, all checks.
 #
-#   OUT=folder [ZOS_COMMIT=hash] [ZOS_KIT_ENV=file] [ZOS_LIMIT_S=560] scripts/gpu_run.sh [gpu_check.py arguments]
+#   OUT=folder [BENCH_COMMIT=hash] [BENCH_KIT_ENV=file] [BENCH_LIMIT_S=560] scripts/gpu_run.sh [gpu_check.py arguments]
 #
-# ZOS_KIT_ENV is a shell file that puts SGLang on the path. Results: gpu_check.json, gpu_check.txt, logs.tar.gz.
+# BENCH_KIT_ENV is a shell file that puts SGLang on the path. Results: gpu_check.json, gpu_check.txt, logs.tar.gz.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 : "${OUT:?set OUT to a folder for the results}"
-kit=${ZOS_KIT_ENV:-/opt/kit/last/env.sh}
+kit=${BENCH_KIT_ENV:-/opt/kit/last/env.sh}
 if [ -f "$kit" ]; then
     # shellcheck disable=SC1090
     . "$kit"
@@ -26,7 +26,7 @@ PY
 work=$(mktemp -d)
 mkdir -p "$OUT"
 # Stops in time for the logs to be packed; the servers are stopped by gpu_check itself.
-timeout --signal=TERM --kill-after=15 "${ZOS_LIMIT_S:-560}" \
+timeout --signal=TERM --kill-after=15 "${BENCH_LIMIT_S:-560}" \
     python3 scripts/gpu_check.py --out "$work" "$@" 2>&1 | tee "$OUT/gpu_check.txt"
 code=${PIPESTATUS[0]}
 [ -f "$work/gpu_check.json" ] && cp "$work/gpu_check.json" "$OUT/"

@@ -34,6 +34,7 @@ REHEARSAL = Scale(
     dtype="float32",
     repeats=2,
     output_tokens=64,
+    turns=0,
     canary_tokens=3000,
 )
 

@@ -19,8 +19,8 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 
 def commit() -> str:
-    """The commit of this checkout (`-dirty` if files changed), else `ZOS_COMMIT`, else `unknown`."""
-    if given := os.environ.get("ZOS_COMMIT"):
+    """The commit of this checkout (`-dirty` if files changed), else `BENCH_COMMIT`, else `unknown`."""
+    if given := os.environ.get("BENCH_COMMIT"):
         return given
     try:
         head = _git("rev-parse", "HEAD")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from zos_sglang.modes import MODES
 from zos_sglang.testing.compare import report, runner
 from zos_sglang.testing.compare.prompts import ModelInfo
 from zos_sglang.testing.compare.scenario import Scenario
@@ -19,7 +20,7 @@ from zos_sglang.testing.compare.scenarios import ALL
 from zos_sglang.testing.models import make_smollm2, make_tiny
 from zos_sglang.testing.server import cuda_available
 
-OUR_MODES = ("overlap", "stock", "sync", "resident")
+OUR_MODES = tuple(mode for mode in MODES if mode != "off")
 TINY = {"tiny": "qwen3", "tiny-qwen3": "qwen3", "tiny-llama": "llama"}
 
 

@@ -269,6 +269,7 @@ class Client:
         record.logprobs = {k: v for k, v in meta.items() if LOGPROBS.match(k)} or None
         record.vectors = meta.get("hidden_states")
         record.retractions = meta.get("num_retractions") or 0
+        record.rank = 1 + max(r.rank for r in self.records.values())
 
 
 def _usage(source: Mapping[str, Any] | None) -> dict[str, int]:

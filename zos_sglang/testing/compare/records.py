@@ -19,6 +19,7 @@ class Record:
     timing chose, and must begin as that one does and have finish reason "abort" (the full answer
     may have a lower length limit, to save time). `loose` answers
     were cut by a lost connection or a pause that stock does not repeat: only faults count.
+    `rank` counts the answers of the scenario in the order in which they ended; it is not compared.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Record:
     prefix_of: str | None = None
     loose: bool = False
     retractions: int = 0
+    rank: int = 0
 
     @property
     def finish_type(self) -> str | None:

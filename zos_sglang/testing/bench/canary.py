@@ -43,12 +43,13 @@ _MASK = (1 << 64) - 1
 class Load:
     """What is sent until `tokens` output tokens have arrived or `limit_s` seconds are over.
 
-    Lengths are inclusive ranges of tokens; `aborts` is the share of requests cut off on their way.
+    `vocab` is the model's number of token ids. Lengths are inclusive ranges of tokens; `aborts` is the share
+    of requests cut off on their way.
     """
 
-    vocab: int
+    vocab: int = 0
     tokens: int = 200_000
-    limit_s: float = 120
+    limit_s: float = 150
     concurrency: int = 96
     prefixes: int = 4
     prefix_length: tuple[int, int] = (64, 256)

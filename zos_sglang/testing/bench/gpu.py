@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,16 @@ from zos_sglang.testing.server import ServerProcess, cuda_available
 
 COARSE = {"SGLANG_FORCE_COARSE_WAR_BARRIER": "1"}
 SPIN = {"ZOS_WAIT": "spin"}
-#: The canary's pool (tokens) and requests at once: too many for the pool, so that some are retracted.
-_CANARY_POOL, _CANARY_RUNNING = 8000, 64
+#: Requests the canary's server runs at once.
+_CANARY_RUNNING = 64
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes of a run. The defaults are the device's; tests on the CPU use smaller ones."""
+    """Sizes of a run. The defaults are the device's; a rehearsal on the CPU uses smaller ones.
+
+    `canary_pool` (tokens) is too small for the canary's requests, so that some are retracted.
+    """
 
     shape: Shape = field(default_factory=Shape)
     dtype: str = "bfloat16"
@@ -31,8 +34,8 @@ class Scale:
     output_tokens: int = 768
     #: The modes take turns within a wave: this machine's speed changes from second to second.
     turns: int = 6
-    canary_tokens: int = 200_000
-    canary_limit_s: float = 150
+    canary: canary.Load = field(default_factory=canary.Load)
+    canary_pool: int = 12_000
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def _timing_part(attention: str, kind: str, env: dict[str, str], what: str) -> P
             result = measure(client, settings, name)
         return result, judge_timing(result, coarse=coarse)
 
-    return Part(name, what, 35, config, examine)
+    return Part(name, what, 70, config, examine)
 
 
 def judge_timing(result: dict[str, Any], *, coarse: bool) -> list[Check]:
@@ -129,7 +132,7 @@ def _canary_config(poison: bool) -> Callable[[Path, Scale], Config]:
             env={**canary.ENV, **(canary.POISON if poison else {})},
             args=[
                 *canary.ARGS,
-                *("--max-total-tokens", str(_CANARY_POOL)),
+                *("--max-total-tokens", str(scale.canary_pool)),
                 *("--max-running-requests", str(_CANARY_RUNNING)),
                 *("--chunked-prefill-size", "512"),
                 *("--schedule-conservativeness", "0.1"),
@@ -141,15 +144,13 @@ def _canary_config(poison: bool) -> Callable[[Path, Scale], Config]:
 
 
 def _examine_canary(server: ServerProcess, models: Path, scale: Scale) -> tuple[dict[str, Any], list[Check]]:
-    load = canary.Load(
-        vocab=vocabulary(models / "canary"), tokens=scale.canary_tokens, limit_s=scale.canary_limit_s
-    )
+    load = replace(scale.canary, vocab=vocabulary(models / "canary"))
     result = canary.play(server, load)
     if result["broken"] is None:
         with BenchClient(server.url) as client:
             zos = client.zos()
         result["zos"] = {name: zos[name] for name in ("mode", "reasons", "paths", "streams")}
-    return result, judge_canary(result, scale.canary_tokens)
+    return result, judge_canary(result, load.tokens)
 
 
 def judge_canary(result: dict[str, Any], tokens: int) -> list[Check]:
@@ -179,7 +180,7 @@ def judge_canary(result: dict[str, Any], tokens: int) -> list[Check]:
 def _examine_poisoned(
     server: ServerProcess, models: Path, scale: Scale
 ) -> tuple[dict[str, Any], list[Check]]:
-    load = canary.Load(vocab=vocabulary(models / "canary"), tokens=scale.canary_tokens, limit_s=30)
+    load = replace(scale.canary, vocab=vocabulary(models / "canary"), limit_s=30)
     result = canary.play(server, load)
     return result, [
         Check("the canary reports swapped tokens", result["violations"] > 0, result["violations"]),

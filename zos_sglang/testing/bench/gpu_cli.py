@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import psutil
 
+from zos_sglang.testing.bench import canary
 from zos_sglang.testing.bench.checkpoint import Shape
 from zos_sglang.testing.bench.client import BenchError
 from zos_sglang.testing.bench.gpu import PARTS, Check, Part, Scale
@@ -35,7 +36,15 @@ REHEARSAL = Scale(
     repeats=2,
     output_tokens=64,
     turns=0,
-    canary_tokens=3000,
+    canary=canary.Load(
+        tokens=1500,
+        limit_s=200,
+        concurrency=24,
+        prefix_length=(16, 32),
+        tail_length=(4, 16),
+        output_length=(16, 96),
+    ),
+    canary_pool=1000,
 )
 
 
@@ -52,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--out", type=Path, required=True, help="folder for gpu_check.json and the logs")
     found.add_argument("--models", type=Path, help="folder for the random models (default: temporary)")
     found.add_argument("--repeats", type=int, default=Scale.repeats, help=f"({Scale.repeats})")
-    found.add_argument("--canary-tokens", type=int, default=Scale.canary_tokens)
+    found.add_argument("--canary-tokens", type=int, default=canary.Load.tokens)
     found.add_argument(
         "--one-by-one",
         action="store_true",
@@ -74,7 +83,8 @@ def main(argv: list[str] | None = None) -> int:
             "gpu_check: error: no CUDA device here; --rehearse tries the script on the CPU", file=sys.stderr
         )
         return 2
-    scale = REHEARSAL if args.rehearse else Scale(repeats=args.repeats, canary_tokens=args.canary_tokens)
+    full = Scale(repeats=args.repeats, canary=canary.Load(tokens=args.canary_tokens))
+    scale = REHEARSAL if args.rehearse else full
     parts = [PARTS[name] for name in args.part or PARTS]
     # A time limit from outside must stop the servers too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))

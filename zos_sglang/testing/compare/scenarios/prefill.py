@@ -94,7 +94,7 @@ async def priorities(stage: Stage) -> None:
                 model.ids(12, 2500 + i),
                 greedy(model.lasting(60)),
                 priority=0,
-                stream=i == 0,
+                stream=True,
                 on_event=lambda record: begun.set(),
             )
             for i in range(12)

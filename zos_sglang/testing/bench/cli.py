@@ -17,7 +17,7 @@ from zos_sglang.testing.bench.record import print_table, provenance, write_json
 from zos_sglang.testing.bench.serve import Config, find_model
 from zos_sglang.testing.bench.stats import TooFewSteps
 from zos_sglang.testing.models import ModelError
-from zos_sglang.testing.server import ServerFailed, cuda_available
+from zos_sglang.testing.server import ServerFailed
 
 MODES = ("sync", "stock", "overlap")
 
@@ -38,7 +38,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--turns",
         type=int,
-        help="turns of each mode within every wave, 0 for waves of their own (0 on CUDA, 6 on the CPU)",
+        default=6,
+        help="turns of each mode within every wave, 0 for waves of their own (6)",
     )
     found.add_argument("--model", default="tiny", help="tiny, qwen3-0.6b-shape or a folder")
     found.add_argument(
@@ -97,7 +98,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         prompt_tokens=args.prompt_tokens,
         output_tokens=args.output_tokens,
         vocab=vocabulary(model),
-        turns=(0 if cuda_available() else 6) if args.turns is None else args.turns,
+        turns=args.turns,
     )
     with tempfile.TemporaryDirectory() as scratch:
         server = config.server(args.log or Path(scratch) / "server.log")
@@ -107,7 +108,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
             )
     # The model's path and the log's are this machine's business; the flags are what was measured.
     head = provenance("bench_overlap")
-    return {**head, "server": {"model": args.model, "args": server.command[10:], "env": env}, **found}
+    return {**head, "server": {"model": args.model, "args": server.command[9:], "env": env}, **found}
 
 
 def _modes(text: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from zos_sglang.testing.bench.record import print_table, provenance, write_json
 from zos_sglang.testing.bench.serve import Config, find_model
 from zos_sglang.testing.bench.stats import TooFewSteps
 from zos_sglang.testing.models import ModelError
-from zos_sglang.testing.server import ServerFailed
+from zos_sglang.testing.server import ServerFailed, cuda_available
 
 MODES = ("sync", "stock", "overlap")
 
@@ -108,7 +108,8 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
             )
     # The model's path and the log's are this machine's business; the flags are what was measured.
     head = provenance("bench_overlap")
-    return {**head, "server": {"model": args.model, "args": server.command[9:], "env": env}, **found}
+    set_by_us = config.environment(cuda_available())
+    return {**head, "server": {"model": args.model, "args": server.command[9:], "env": set_by_us}, **found}
 
 
 def _modes(text: str) -> tuple[str, ...]:

@@ -63,10 +63,15 @@ def provenance(kind: str, argv: Sequence[str] | None = None) -> dict[str, Any]:
         "kind": kind,
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(sys.argv if argv is None else argv),
+        "command": shlex.join(_relative(sys.argv if argv is None else argv)),
         "versions": versions,
         "machine": machine,
     }
+
+
+def _relative(argv: Sequence[str]) -> list[str]:
+    """Arguments without the folder of this checkout: where it lies on one machine is nobody's business."""
+    return [word.replace(f"{_ROOT}/", "") for word in argv]
 
 
 def write_json(path: Path, data: Any) -> None:

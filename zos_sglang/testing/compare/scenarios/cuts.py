@@ -39,6 +39,7 @@ async def abort_mid_stream(stage: Stage) -> None:
         record = await client.generate(
             name, model.ids(12 + events, 3000 + events), greedy(VICTIM_TOKENS), stream=True, on_event=on_event
         )
+        seen.set()  # a victim that was refused has no events; do not wait for them
         await task
         record.prefix_of = f"full-{name}"
         return record
@@ -86,16 +87,18 @@ async def abort_all(stage: Stage) -> None:
 
     sizes = [14, 18, 22, 26, 30, 900, *range(10, 20)]
     names = [f"cut-{i:02}" for i in range(len(sizes))]
+    abort = asyncio.create_task(stop_everything())
     records: list[Record] = await stage.gather(
         *(
             client.generate(
                 name, model.ids(size, 3300 + i), greedy(VICTIM_TOKENS), stream=True, on_event=on_event
             )
             for i, (name, size) in enumerate(zip(names, sizes, strict=True))
-        ),
-        stop_everything(),
+        )
     )
-    for record in records[: len(names)]:
+    ready.set()
+    await abort
+    for record in records:
         record.prefix_of = f"full-{record.name}"
     await stage.gather(
         *(

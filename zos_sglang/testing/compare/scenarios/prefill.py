@@ -83,22 +83,23 @@ async def priorities(stage: Stage) -> None:
     client, model = stage.client, stage.model
     begun = asyncio.Event()
 
+    async def low(index: int) -> None:
+        await client.generate(
+            f"low-{index:02}",
+            model.ids(12, 2500 + index),
+            greedy(model.lasting(60)),
+            priority=0,
+            stream=True,
+            on_event=lambda record: begun.set(),
+        )
+        begun.set()  # refused requests have no events
+
     async def high(index: int) -> None:
         await begun.wait()
         await client.generate(f"high-{index:02}", model.ids(12, 2550 + index), greedy(40), priority=10)
 
     await stage.gather(
-        *(
-            client.generate(
-                f"low-{i:02}",
-                model.ids(12, 2500 + i),
-                greedy(model.lasting(60)),
-                priority=0,
-                stream=True,
-                on_event=lambda record: begun.set(),
-            )
-            for i in range(12)
-        ),
+        *(low(i) for i in range(12)),
         *(high(i) for i in range(12)),
     )
 

@@ -16,7 +16,7 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["zos_sglang", "zos_sglang.*"]),
     include_package_data=True,
-    package_data={"zos_sglang": ["py.typed"]},
+    package_data={"zos_sglang": ["py.typed", "testing/platform_entry/*.egg-info/*"]},
     install_requires=[
         # The engine we patch. It brings torch, flashinfer-python and sglang-kernel
         # (the package that provides the module `sgl_kernel`) in the versions it needs.

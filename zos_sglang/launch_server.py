@@ -112,6 +112,8 @@ def prepare(argv: list[str]) -> tuple[Settings, list[str]]:
         preflight.check_plugin(os.environ)
     # Unknown flags may belong to another plugin, which is not loaded yet: SGLang decides later.
     args, _ = full_parser().parse_known_args(rest)
+    if settings.mode != "off":
+        preflight.check_launcher(args)
     preflight.check_arguments(args)
     return settings, rest
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
+_DETOKENIZER_MODULE = "sglang.srt.managers.detokenizer_manager"
+_HTTP_MODULE = "sglang.srt.entrypoints.http_server"
 
 
 def register() -> None:
@@ -54,7 +56,12 @@ def register() -> None:
 
 
 def _roles() -> list[Process]:
-    """Which tables apply here: SGLang's children import what they run before they load plugins."""
+    """Which tables apply here: SGLang's children import what they run before they load plugins.
+
+    A server started in somebody's child process has imported neither yet, or the HTTP server too.
+    """
     if multiprocessing.parent_process() is None:
         return ["main"]
-    return ["scheduler"] if _SCHEDULER_MODULE in sys.modules else []
+    scheduler = _SCHEDULER_MODULE in sys.modules
+    front = _HTTP_MODULE in sys.modules or not (scheduler or _DETOKENIZER_MODULE in sys.modules)
+    return [*(["main"] if front else []), *(["scheduler"] if scheduler else [])]  # type: ignore[list-item]

@@ -53,8 +53,9 @@ class Settings(BaseModel):
     exit_timeout_s: Seconds = Field(
         10.0,
         ge=0,
-        le=600,
-        description="Seconds that a graceful exit may spend on finishing and streaming the steps in flight.",
+        le=14,
+        description="Seconds that a graceful exit may spend on finishing and streaming the steps in flight. "
+        "SGLang kills a scheduler 15 seconds after it asked it to exit.",
     )
     stall_timeout_s: Seconds = Field(
         120.0,
@@ -70,7 +71,7 @@ class Settings(BaseModel):
     )
     wait: Wait = Field(
         "block",
-        description="How the scheduler thread waits for a result. block: it sleeps. spin: it "
+        description="How the scheduler thread waits for the tokens of a step. block: it sleeps. spin: it "
         "polls, which may slow other ranks.",
     )
     probe: bool = Field(

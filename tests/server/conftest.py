@@ -1,5 +1,6 @@
 """Real servers over HTTP on the CPU, on a tiny random model."""
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +10,7 @@ import httpx
 import pytest
 
 from zos_sglang.testing.models import make_tiny
-from zos_sglang.testing.server import ServerProcess
+from zos_sglang.testing.server import ServerProcess, cpu_env
 
 CACHE = Path(__file__).parents[2] / ".cache"
 
@@ -41,6 +42,20 @@ def serve(
     yield start
     for server in started:
         server.stop()
+
+
+def entry_points(module: str) -> str:
+    """An entry_points.txt that names `module`'s `register` as a plugin of the module's first word."""
+    return f"[sglang.srt.plugins]\n{module.split('_')[0]} = {module}:register\n"
+
+
+def distribution(folder: Path, name: str, version: str, entries: str = "") -> dict[str, str]:
+    """Make metadata of a distribution that comes first on the path; returns the environment for it."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(entries)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), cpu_env()["PYTHONPATH"]])}
 
 
 class Client:

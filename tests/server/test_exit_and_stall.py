@@ -1,13 +1,15 @@
 """The ends of a server: SIGTERM with open streams, and a step that takes far too long."""
 
+import contextlib
 import json
 import signal
 import threading
 import time
 
+import httpx
 import pytest
 
-from tests.server.conftest import STRICT
+from tests.server.conftest import STRICT, distribution, entry_points
 
 pytestmark = pytest.mark.server
 
@@ -42,6 +44,33 @@ def test_sigterm_lets_open_streams_end_and_exits_cleanly(serve, client_of):
     assert server._process.wait(timeout=90) == 0
     assert "zos-sglang: exit:" in server.log_text()
     assert "Scheduler hit an exception" not in server.log_text()
+
+
+EXIT_PLUGIN = """
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+def exit_in_the_middle(plan, scheduler, *_, **__):
+    batch = plan.batch_to_run
+    if batch is not None and any(r.rid == "exit" and len(r.output_ids) == 4 for r in batch.reqs):
+        scheduler.gracefully_exit = True
+
+def register():
+    target = "sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run"
+    HookRegistry.register(target, exit_in_the_middle, HookType.AFTER)
+"""
+
+
+def test_an_exit_with_a_step_in_flight_processes_that_step(serve, client_of, tmp_path):
+    """Upstream asks for an exit when no request is left; here a plugin asks in the middle of an answer."""
+    (tmp_path / "exit_plugin.py").write_text(EXIT_PLUGIN)
+    server = serve("overlap", distribution(tmp_path, "exits", "1.0", entry_points("exit_plugin")))
+    body = {"text": "on", "rid": "exit", "sampling_params": {"max_new_tokens": 50, "ignore_eos": True}}
+    with contextlib.suppress(httpx.HTTPError):  # the server ends under the request
+        client_of(server).http.post("/generate", json=body, timeout=20)
+    deadline = time.monotonic() + 30
+    while "zos-sglang: exit:" not in server.log_text() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert "zos-sglang: exit: 1 results drained" in server.log_text()
 
 
 def test_a_stall_is_reported_with_what_is_in_flight_and_the_request_survives(serve, client_of):

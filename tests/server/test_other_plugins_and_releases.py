@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.conftest import distribution, entry_points
 from zos_sglang.testing.server import ServerFailed, cpu_args, cpu_env
 
 pytestmark = pytest.mark.server
@@ -45,13 +46,16 @@ if __name__ == "__main__":
 """
 
 
-def distribution(folder: Path, name: str, version: str, entry_points: str = "") -> dict[str, str]:
-    """Make metadata of a distribution that comes first on the path; returns the environment for it."""
-    info = folder / f"{name}-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (info / "entry_points.txt").write_text(entry_points)
-    return {"PYTHONPATH": os.pathsep.join([str(folder), cpu_env()["PYTHONPATH"]])}
+LOOKS_ON = """
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+def after_run_batch(result, scheduler, batch, *_):
+    print("run_batch seen", flush=True)
+
+def register():
+    target = "sglang.srt.managers.scheduler.Scheduler.run_batch"
+    HookRegistry.register(target, after_run_batch, HookType.AFTER)
+"""
 
 
 def run(command: list[str], env: dict[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
@@ -61,7 +65,7 @@ def run(command: list[str], env: dict[str, str], timeout_s: float) -> subprocess
 @pytest.fixture
 def rival(tmp_path):
     (tmp_path / "rival_plugin.py").write_text(RIVAL)
-    return distribution(tmp_path, "rival", "1.0", "[sglang.srt.plugins]\nrival = rival_plugin:register\n")
+    return distribution(tmp_path, "rival", "1.0", entry_points("rival_plugin"))
 
 
 def test_a_rival_plugin_makes_ours_step_aside_with_one_warning(serve, client_of, rival):
@@ -79,6 +83,17 @@ def test_a_rival_plugin_makes_ours_step_aside_with_one_warning(serve, client_of,
 def test_a_rival_plugin_stops_a_strict_start_with_its_name(serve, rival):
     with pytest.raises(ServerFailed, match=r"plugin rival replaces .*event_loop_overlap"):
         serve("overlap", {**rival, "ZOS_STRICT": "1"})
+
+
+def test_a_plugin_that_watches_launches_still_sees_every_one(serve, client_of, tmp_path):
+    (tmp_path / "watching_plugin.py").write_text(LOOKS_ON)
+    env = distribution(tmp_path, "watching", "1.0", entry_points("watching_plugin"))
+    client = client_of(serve("overlap", env))
+    assert client.generate("hello", 6)["meta_info"]["completion_tokens"] == 6
+    zos = client.zos()
+    launches = sum(zos["reasons"].values())
+    assert launches == zos["paths"]["upstream-launch"] > 0
+    assert client.server.log_text().count("run_batch seen") == launches
 
 
 def test_an_unsupported_release_stops_our_launcher(serve, tmp_path):

@@ -259,7 +259,7 @@ def test_settings_as_json_say_value_and_source(capsys, monkeypatch):
     table = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert (table["ZOS_WAIT"]["value"], table["ZOS_WAIT"]["source"]) == ("spin", "environment")
     assert table["ZOS_MODE"]["value"] is None
-    assert table["ZOS_EXIT_TIMEOUT_S"]["allowed"] == "a number from 0 to 600"
+    assert table["ZOS_EXIT_TIMEOUT_S"]["allowed"] == "a number from 0 to 14"
 
 
 def test_settings_as_a_table_name_every_variable(capsys):

@@ -162,4 +162,5 @@ def test_reasons_are_closed():
         "first-token",
         "grammar-sync",
         "mode-sync",
+        "guard-failed",
     }

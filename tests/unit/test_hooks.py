@@ -155,14 +155,23 @@ def rival(original, scheduler):
     return original(scheduler)
 
 
+class Rival:
+    """Another plugin's scheduler."""
+
+
 RIVAL = HookSource("rival_plugin", "rival-dist")
+LOOKS_ON = (HookType.BEFORE, HookType.AFTER)
 
 
-@pytest.mark.parametrize("kind", [HookType.AROUND, HookType.REPLACE])
-def test_another_plugin_on_one_of_our_targets_is_named(kind):
+MIRRORED = "sglang.srt.managers.scheduler.Scheduler.is_disable_overlap_for_batch"
+CALLED = "sglang.srt.managers.utils.GenerationBatchResult.copy_to_cpu"
+
+
+@pytest.mark.parametrize(("kind", "verb"), [(HookType.AROUND, "wraps"), (HookType.REPLACE, "replaces")])
+def test_another_plugin_on_one_of_our_targets_is_named(kind, verb):
     HookRegistry.register(LOOP, rival, kind, source=RIVAL)
     conflict = hooks.other_plugins("scheduler")
-    assert f"plugin rival_plugin {kind.value}s {LOOP}" in conflict
+    assert f"plugin rival_plugin {verb} {LOOP}" in conflict
     assert "SGLANG_PLUGINS" in conflict
     assert hooks.other_plugins("main") is None
 
@@ -176,6 +185,26 @@ def test_a_hook_of_nobody_in_particular_is_named_by_its_module():
 def test_a_plugin_that_only_looks_on_is_no_conflict(kind):
     HookRegistry.register(LOOP, rival, kind, source=RIVAL)
     assert hooks.other_plugins("scheduler") is None
+
+
+@pytest.mark.parametrize("kind", list(HookType))
+def test_any_hook_on_a_callable_whose_work_we_do_ourselves_is_a_conflict(kind):
+    HookRegistry.register(MIRRORED, rival, kind, source=RIVAL)
+    assert f"rival_plugin {'hooks' if kind in LOOKS_ON else ''}" in hooks.other_plugins("scheduler")
+    assert MIRRORED in hooks.other_plugins("scheduler")
+
+
+@pytest.mark.parametrize("target", [CALLED, hooks.RUN_BATCH])
+def test_a_hook_on_a_callable_that_is_still_called_is_no_conflict(target):
+    HookRegistry.register(target, rival, HookType.AROUND, source=RIVAL)
+    assert hooks.other_plugins("scheduler") is None
+
+
+def test_another_class_in_place_of_the_scheduler_is_a_conflict():
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler", Rival, HookType.REPLACE, source=RIVAL)
+    assert "rival_plugin replaces sglang.srt.managers.scheduler.Scheduler," in hooks.other_plugins(
+        "scheduler"
+    )
 
 
 def test_our_own_hooks_are_no_conflict():
@@ -196,7 +225,7 @@ def test_with_a_rival_the_stock_loop_runs(registry, monkeypatch, caplog):
     loop = lambda s: entry.around_event_loop_overlap(lambda s: ran.append("stock"), s)  # noqa: E731
     entry.around_run_event_loop(loop, scheduler)
     assert ran == ["stock"] and registry.settings.mode is None
-    assert "plugin rival_plugin arounds" in caplog.text
+    assert "plugin rival_plugin wraps" in caplog.text
 
 
 def test_with_a_rival_and_strict_the_process_ends(registry):

@@ -279,3 +279,35 @@ def test_an_app_path_of_the_users_own_is_kept_with_a_warning(monkeypatch, caplog
     http.before_http_server()
     assert os.environ[http.APP_PATH_VARIABLE] == "mine:app"
     assert "mine:app" in caplog.text
+
+
+def test_nesting_too_deep_for_the_parser_is_left_to_the_server():
+    backend = Backend()
+    body = b"[" * 100_000
+    assert backend.send(body).status_code == 200
+    assert backend.bodies == [body]
+
+
+def test_a_huge_wrong_mode_is_not_repeated_whole():
+    message = Backend().send(switch("x" * 1_000_000)).json()["error"]["message"]
+    assert len(message) < 300 and "there is no such mode" in message
+
+
+def test_a_body_that_breaks_off_switches_nothing():
+    reached = []
+
+    async def app(scope, receive, send):
+        reached.extend([await receive(), await receive()])
+
+    parts = [
+        {"type": "http.request", "body": json.dumps(switch("off")).encode(), "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive():
+        return parts.pop(0)
+
+    scope = {"type": "http", "method": "POST", "path": "/set_internal_state", "headers": []}
+    asyncio.run(ModeNames(app)(scope, receive, None))
+    assert [message["type"] for message in reached] == ["http.request", "http.disconnect"]
+    assert json.loads(reached[0]["body"]) == switch("off")

@@ -58,20 +58,45 @@ def test_mode_overlap_registers_the_main_process(monkeypatch, registered):
     assert registered == ["main"] and runtime.settings.mode == "overlap"
 
 
+def loaded(monkeypatch, *names):
+    """Make exactly these of SGLang's process modules look imported."""
+    for name in ("managers.scheduler", "managers.detokenizer_manager", "entrypoints.http_server"):
+        monkeypatch.delitem(sys.modules, f"sglang.srt.{name}", raising=False)
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, object())
+
+
 @pytest.mark.usefixtures("child")
 def test_a_scheduler_process_gets_its_own_hooks(monkeypatch, registered):
     monkeypatch.setenv("ZOS_MODE", "sync")
-    monkeypatch.setitem(sys.modules, "sglang.srt.managers.scheduler", object())
+    loaded(monkeypatch, "sglang.srt.managers.scheduler")
     plugin.register()
     assert registered == ["scheduler"]
 
 
 @pytest.mark.usefixtures("child")
-def test_a_process_that_runs_no_scheduler_is_left_alone(monkeypatch, registered):
+def test_the_detokenizer_is_left_alone(monkeypatch, registered):
     monkeypatch.setenv("ZOS_MODE", "overlap")
-    monkeypatch.delitem(sys.modules, "sglang.srt.managers.scheduler", raising=False)
+    loaded(monkeypatch, "sglang.srt.managers.detokenizer_manager")
     plugin.register()
     assert registered == []
+
+
+@pytest.mark.usefixtures("child")
+@pytest.mark.parametrize(
+    ("modules", "roles"),
+    [
+        ([], ["main"]),
+        (["sglang.srt.entrypoints.http_server", "sglang.srt.managers.scheduler"], ["main", "scheduler"]),
+    ],
+)
+def test_a_server_started_in_somebodys_child_process_gets_the_hooks_of_its_front(
+    monkeypatch, registered, modules, roles
+):
+    monkeypatch.setenv("ZOS_MODE", "overlap")
+    loaded(monkeypatch, *modules)
+    plugin.register()
+    assert registered == roles
 
 
 @pytest.mark.parametrize(

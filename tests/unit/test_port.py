@@ -215,11 +215,15 @@ def test_a_unified_pool_is_flushed_between_launches_and_may_fail(log):
     [
         ("cuda", "block", ("event", {"blocking": True})),
         ("cuda", "spin", ("event", {"blocking": False})),
+        ("xpu", "block", ("event", {})),
         ("cpu", "block", ("event", {})),
     ],
 )
-def test_the_scheduler_thread_sleeps_on_its_events_unless_it_shall_spin(log, where, wait, made):
-    assert device(scheduler(log, device=where), wait).new_event() == made
+def test_the_scheduler_thread_sleeps_on_its_events_unless_it_shall_spin(log, monkeypatch, where, wait, made):
+    sched = scheduler(log, device=where)
+    if where == "cuda":  # other devices' events take no such argument
+        monkeypatch.setattr(torch.cuda, "Event", sched.device_module.Event)
+    assert device(sched, wait).new_event() == made
 
 
 def test_preparing_counts_and_stamps_the_launch(log):
@@ -268,7 +272,7 @@ def test_host_lengths_under_speculation_are_resolved_and_counted_when_they_block
 
 def test_a_plain_forward_publishes_no_lengths(log):
     result = device(scheduler(log)).forward(batch(), "rows")
-    assert log[-1][2] == {} and result.copy_done == ("event", {"blocking": True})
+    assert log[-1][2] == {} and result.copy_done == ("event", {})
 
 
 def test_a_speculative_forward_publishes_its_rows(log):
@@ -427,3 +431,26 @@ def test_inputs_come_from_our_map_or_through_upstreams_function(log, monkeypatch
     ours.resolve = log("ours")
     device(scheduler(log, future_map=ours)).resolve_inputs("batch")
     assert log[-1] == ("ours", ("batch",), {})
+
+
+def test_a_hook_of_somebody_else_on_run_batch_sends_launches_through_it(log, elastic, monkeypatch):
+    sched = scheduler(log)
+    assert needs_upstream_launch(sched) is None
+    monkeypatch.setattr(port.hooks, "rival_of", lambda target, kinds: f"a plugin hooks {target}")
+    assert needs_upstream_launch(sched) == "another component wraps run_batch"
+
+
+def test_upstreams_launch_and_ours_share_one_ring_of_pins():
+    pins = PinRing()
+    sched = SimpleNamespace(batch_record_ct=0)
+
+    def run_batch(batch):
+        sched.batch_record_ct = (sched.batch_record_ct + 1) % 2
+        pins.slots[sched.batch_record_ct] = batch
+
+    sched.run_batch = run_batch
+    pins.pin("ours", {})
+    SglangPort(sched, pins).launch_upstream("upstream's")
+    assert "ours" in pins.slots[1] and pins.slots[0] == "upstream's"
+    pins.pin("next", {})
+    assert pins.slots[0] == "upstream's"

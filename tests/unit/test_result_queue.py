@@ -72,13 +72,6 @@ def test_an_empty_queue_holds_no_reference_to_the_last_result():
     assert Watched.alive == 0
 
 
-def test_it_takes_over_what_another_queue_holds():
-    old, queue, a, b = deque(), ResultQueue(), pair(1), pair(2)
-    old.extend([a, b])
-    queue.adopt(old)
-    assert list(queue) == [a, b] and not old and queue.launched == 2
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -30,6 +30,7 @@ class Reason(StrEnum):
     FIRST_TOKEN = "first-token"
     GRAMMAR_SYNC = "grammar-sync"
     MODE_SYNC = "mode-sync"
+    GUARD_FAILED = "guard-failed"
 
 
 class PrefillRule(StrEnum):
@@ -55,6 +56,7 @@ CONSECUTIVE_PREFILL = OverlapDecision(False, Reason.CONSECUTIVE_PREFILL)
 FIRST_TOKEN = OverlapDecision(False, Reason.FIRST_TOKEN)
 GRAMMAR_SYNC = OverlapDecision(False, Reason.GRAMMAR_SYNC)
 MODE_SYNC = OverlapDecision(False, Reason.MODE_SYNC)
+GUARD_FAILED = OverlapDecision(False, Reason.GUARD_FAILED)
 
 
 class RankEqual(NamedTuple):

@@ -10,26 +10,6 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 
-class ForwardMode(Protocol):
-    """The mode of a batch (upstream's enum `ForwardMode`)."""
-
-    def is_extend(self) -> bool: ...
-
-    def is_decode(self) -> bool: ...
-
-    def is_mixed(self) -> bool: ...
-
-
-class Request(Protocol):
-    """One request, as far as the consecutive-prefill rule looks at it."""
-
-    stream: bool
-    inflight_middle_chunks: int
-    sampling_params: Any
-
-    def finished(self) -> bool: ...
-
-
 class Batch(Protocol):
     """A batch on its way through select, launch and processing (upstream's `ScheduleBatch`)."""
 
@@ -46,20 +26,6 @@ class Batch(Protocol):
     def copy(self) -> Batch: ...
 
     def grammar_needs_sync(self) -> bool: ...
-
-
-class Result(Protocol):
-    """What a launch leaves behind (upstream's `GenerationBatchResult` / `EmbeddingBatchResult`)."""
-
-    copy_done: Any
-
-
-class Stream(Protocol):
-    """A device stream."""
-
-    def wait_stream(self, stream: Any) -> None: ...
-
-    def wait_event(self, event: Any) -> None: ...
 
 
 class Device(Protocol):

@@ -63,11 +63,6 @@ class ResultQueue(deque[tuple[Any, Any]]):
             self._newest = None
         return pair
 
-    def adopt(self, pairs: deque[tuple[Any, Any]]) -> None:
-        """Take over what another queue still holds (a switch of the event loop)."""
-        while pairs:
-            self.append(pairs.popleft())
-
     def _forbidden(self, *_: Any, **__: Any) -> NoReturn:
         raise QueueInvariantError("results are processed once and in order: append and popleft only")
 

@@ -17,7 +17,10 @@ logger = logging.getLogger(__name__)
 
 #: A stall is noticed within this share of the timeout.
 _CHECKS_PER_TIMEOUT = 4
+#: The watchdog wakes no more often than this, however short the timeout.
+_SHORTEST_CHECK_S = 0.1
 _LISTED_REQUESTS = 8
+_LISTED_FRAMES = 40
 
 
 class StallDetector:
@@ -62,7 +65,7 @@ class StallDetector:
             self._thread.join(timeout=1.0)
 
     def _watch(self) -> None:
-        interval = self.timeout_s / _CHECKS_PER_TIMEOUT
+        interval = max(self.timeout_s / _CHECKS_PER_TIMEOUT, _SHORTEST_CHECK_S)
         seen, unchanged, reported = object(), 0, False
         while not self._stop.wait(interval):
             now = self.progress()
@@ -84,7 +87,7 @@ class StallDetector:
                 seconds,
                 self.timeout_s,
                 "\n".join(f"  {line}" for line in self.describe()),
-                "".join(stack[-_LISTED_REQUESTS:]),
+                "".join(stack[-_LISTED_FRAMES:]),
             )
         except Exception:
             logger.exception("zos-sglang: the stall report itself failed")

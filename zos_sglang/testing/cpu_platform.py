@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import SRTPlatform
@@ -35,6 +36,12 @@ class PlainCpuPlatform(SRTPlatform, CpuDeviceMixin):
     _enum = PlatformEnum.OOT
     device_name = "cpu"
     device_type = "cpu"
+
+    def get_torch_profiler_activity_str(self) -> str:
+        return "CPU"
+
+    def get_torch_profiler_activity(self) -> torch.profiler.ProfilerActivity:
+        return torch.profiler.ProfilerActivity.CPU
 
     def get_default_attention_backend(self) -> str:
         """Name of the attention backend when no flag chooses one."""

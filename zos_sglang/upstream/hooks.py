@@ -36,6 +36,8 @@ class Hook:
     why: str
     remove_when: str
     process: Process = "scheduler"
+    #: A mirrored callable that our code calls all the same: hooks of others still run.
+    called: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ HOOKS: tuple[Hook, ...] = (
         f"{_HERE}.future_map.FutureMap",
         "the base class of ours",
         "never: part of the launch that we own",
+        called=True,
     ),
     Hook(
         f"{_OVERLAP}.resolve_forward_inputs",
@@ -157,6 +160,7 @@ HOOKS: tuple[Hook, ...] = (
         f"{_HERE}.future_map.FutureMap.resolve",
         "called by us in upstream's order; the debug mode looks at what it reads",
         "never: part of the launch that we own",
+        called=True,
     ),
     Hook(
         "sglang.srt.managers.utils.GenerationBatchResult.copy_to_cpu",
@@ -164,6 +168,7 @@ HOOKS: tuple[Hook, ...] = (
         f"{_HERE}.port.SglangDevice.readback",
         "called by us on the copy stream",
         "never: part of the launch that we own",
+        called=True,
     ),
 )
 
@@ -217,21 +222,41 @@ def unknown_upstream(process: Process) -> str | None:
     return None
 
 
-def other_plugins(process: Process) -> str | None:
-    """Who else replaced or wraps one of our targets, or None. Meaningful once plugins are loaded."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+#: Mirrored, but a launch can go through it where somebody else hooks it (`port.needs_upstream_launch`).
+RUN_BATCH = f"{_SCHEDULER}.run_batch"
 
+
+def other_plugins(process: Process) -> str | None:
+    """Who else changes one of our targets, or None. Meaningful once plugins are loaded.
+
+    A callable that we replace may be looked at by others, but not replaced or wrapped by them. One whose work
+    we do ourselves may not be touched at all: their hook would never be called.
+    """
+    from sglang.srt.plugins.hook_registry import HookType
+
+    wraps = (HookType.REPLACE, HookType.AROUND)
     for hook in HOOKS:
-        if hook.process != process:
+        if hook.process != process or hook.called or hook.target == RUN_BATCH:
             continue
-        for kind, replacement, source in HookRegistry._hooks.get(hook.target, ()):
-            ours = getattr(replacement, "__module__", "").startswith("zos_sglang.")
-            if not ours and kind in (HookType.REPLACE, HookType.AROUND):
-                who = f"plugin {source.plugin_name}" if source else replacement.__module__
-                return (
-                    f"{who} {kind.value}s {hook.target}, which zos-sglang needs. Keep one of the two: "
-                    f"SGLANG_PLUGINS names the plugins to load."
-                )
+        if rival := rival_of(hook.target, tuple(HookType) if hook.kind == "mirror" else wraps):
+            return rival
+        if rival := rival_of(hook.target.rsplit(".", 1)[0], (HookType.REPLACE,)):
+            return rival
+    return None
+
+
+def rival_of(target: str, kinds: tuple[Any, ...]) -> str | None:
+    """One sentence about another plugin's hook of one of `kinds` on a target, or None."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    for kind, replacement, source in HookRegistry._hooks.get(target, ()):
+        if kind in kinds and not getattr(replacement, "__module__", "").startswith("zos_sglang."):
+            who = f"plugin {source.plugin_name}" if source else replacement.__module__
+            verb = {"replace": "replaces", "around": "wraps"}.get(kind.value, f"hooks ({kind.value})")
+            return (
+                f"{who} {verb} {target}, which zos-sglang needs. Keep one of the two: "
+                f"SGLANG_PLUGINS names the plugins to load."
+            )
     return None
 
 

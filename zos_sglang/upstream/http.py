@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 PATH = "/set_internal_state"
 KEY = "zos_mode"
+_SHOWN = 80  # characters of a wrong value that an answer repeats
 TARGET = "sglang.srt.entrypoints.http_server._setup_and_run_http_server"
 APP_PATH_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 STOCK_APP = "sglang.srt.entrypoints.http_server:app"
@@ -47,6 +48,9 @@ class ModeNames:
             await self.app(scope, receive, send)
             return
         messages = await _read_body(receive)
+        if messages[-1]["type"] != "http.request":  # the client went away in the middle of its body
+            await self.app(scope, _replay(messages, receive), send)
+            return
         body = b"".join(m.get("body", b"") for m in messages)
         try:
             wanted, new_body = translate(body)
@@ -81,17 +85,16 @@ def translate(body: bytes) -> tuple[str | None, bytes]:
     try:
         request = json.loads(body)
         mode = request["server_args"][KEY]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None, body  # no switch of ours; what is wrong with it, SGLang says better
     if isinstance(mode, str) and mode in MODE_CODES:
         request["server_args"][KEY] = MODE_CODES[mode]
         return mode, json.dumps(request).encode()
     name = mode_from_code(mode) if type(mode) in (int, float) else None
     if name is None:
-        raise UnknownMode(
-            f"{KEY}={json.dumps(mode)}: there is no such mode. Allowed: {', '.join(MODES)}."
-            f"{did_you_mean(mode.lower(), MODES) if isinstance(mode, str) else ''}"
-        )
+        shown = json.dumps(mode)[:_SHOWN]
+        near = did_you_mean(mode[:_SHOWN].lower(), MODES) if isinstance(mode, str) else ""
+        raise UnknownMode(f"{KEY}={shown}: there is no such mode. Allowed: {', '.join(MODES)}.{near}")
     return name, body
 
 

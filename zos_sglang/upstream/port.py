@@ -17,19 +17,22 @@ from sglang.srt.environ import envs
 from sglang.srt.managers.overlap_utils import resolve_forward_inputs
 from sglang.srt.managers.utils import EmbeddingBatchResult
 from sglang.srt.observability.scheduler_stage_metrics import SCHEDULER_STAGE_RUN_BATCH, scheduler_stage_method
+from sglang.srt.plugins.hook_registry import HookType
 from sglang.srt.runtime_context import get_exec
 from sglang.srt.utils import is_hip
 
 from zos_sglang.overlap.account import Account
 from zos_sglang.overlap.isolation import PinRing
 from zos_sglang.overlap.launch import Launcher
+from zos_sglang.upstream import hooks
 from zos_sglang.upstream.future_map import FutureMap
 
 
 def needs_upstream_launch(scheduler: Any) -> str | None:
     """The configuration that only upstream's `run_batch` covers, or None if our launch does."""
     cases = {
-        "another component wraps run_batch": "run_batch" in vars(scheduler),
+        "another component wraps run_batch": "run_batch" in vars(scheduler)
+        or hooks.rival_of(hooks.RUN_BATCH, tuple(HookType)) is not None,
         "unified memory pool": scheduler.enable_unified_memory,
         "external cache linker": scheduler.enable_unified_cache_external_linker,
         "elastic expert parallelism": get_exec().moe.elastic_ep_backend is not None,
@@ -84,8 +87,9 @@ class SglangLauncher(Launcher):
 class SglangPort:
     """Upstream's duties around a launch, each called at upstream's place and cadence."""
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, scheduler: Any, pins: PinRing | None = None) -> None:
         self.scheduler = scheduler
+        self.pins = pins if pins is not None else PinRing()
         self.strict_memory_check = bool(envs.SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY.get())
 
     @property
@@ -126,7 +130,11 @@ class SglangPort:
                 return
 
     def launch_upstream(self, batch: Any) -> Any:
-        return self.scheduler.run_batch(batch)
+        # Both launches pin into one ring; the slot of the launch in flight must not be the next.
+        self.scheduler.batch_record_ct = self.pins.newest
+        result = self.scheduler.run_batch(batch)
+        self.pins.newest = self.scheduler.batch_record_ct
+        return result
 
     def process(self, batch: Any, result: Any) -> None:
         self.scheduler.process_batch_result(batch, result)
@@ -165,8 +173,10 @@ class SglangDevice:
         )
         self.contexts = make_contexts(scheduler)
         event = scheduler.device_module.Event
-        on_gpu = scheduler.device != "cpu"
-        self.new_event: Callable[[], Any] = partial(event, blocking=wait == "block") if on_gpu else event
+        # Other devices' events know no blocking wait.
+        self.new_event: Callable[[], Any] = (
+            partial(event, blocking=wait == "block") if event is torch.cuda.Event else event
+        )
 
     def prepare(self, batch: Any) -> None:
         scheduler = self.scheduler

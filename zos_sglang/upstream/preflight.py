@@ -71,6 +71,15 @@ def check_plugin(
         )
 
 
+def check_launcher(args: argparse.Namespace) -> None:
+    """Refuse launchers whose schedulers load no plugins: stock would run without a word."""
+    if getattr(args, "use_ray", False):
+        raise PreflightError(
+            "--use-ray: SGLang's Ray schedulers load no plugins, so zos-sglang cannot run in them. Leave "
+            "the flag out, or start with --zos-mode off."
+        )
+
+
 def check_arguments(args: argparse.Namespace) -> None:
     """Refuse model folders that are not there and an address that cannot be bound.
 

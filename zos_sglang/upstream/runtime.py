@@ -73,9 +73,9 @@ class Runtime:
                 logger.info("zos-sglang: mode %s -> %s", self.mode, self.pending)
                 self.mode, self.pending = self.pending or self.mode, None
                 self.account.passed("mode-switches")
-        if self.mode != "off":
-            self.drain_for_exit()
-            self._stop_stall_detector()
+            if self.mode != "off":
+                self.drain_for_exit()
+                self._stop_stall_detector()
 
     def attach(self, scheduler: Any) -> None:
         """Build the core over a scheduler and start watching it."""
@@ -90,8 +90,8 @@ class Runtime:
         self.scheduler = scheduler
         self.mode = self.settings.mode or "off"
         self._snapshot = make_snapshot()
-        port = SglangPort(scheduler)
         pins = PinRing(scheduler.batch_record_buf)
+        port = SglangPort(scheduler, pins)
         streams = Streams(
             scheduler.schedule_stream,
             scheduler.forward_stream,
@@ -281,8 +281,12 @@ class Runtime:
         return (self.loop.beat if self.loop else 0, self.scheduler.forward_ct)
 
     def _busy(self) -> bool:
-        if self.loop is not None:
-            return self.loop.phase not in ("idle", "paused")
+        loop = self.loop
+        if loop is not None:
+            # A long intake (new weights, a trace export) stalls nobody while nothing runs.
+            if loop.phase == "intake" and not loop.queue:
+                return not self.scheduler.running_batch.is_empty()
+            return loop.phase not in ("idle", "paused")
         return bool(self.scheduler.result_queue) and not self.scheduler._engine_paused
 
     def _install_probe(self, scheduler: Any) -> None:

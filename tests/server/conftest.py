@@ -46,7 +46,7 @@ def serve(
 
 def entry_points(module: str) -> str:
     """An entry_points.txt that names `module`'s `register` as a plugin of the module's first word."""
-    return f"[sglang.srt.plugins]\n{module.split('_')[0]} = {module}:register\n"
+    return f"[sglang.srt.plugins]\n{module.split('_', maxsplit=1)[0]} = {module}:register\n"
 
 
 def distribution(folder: Path, name: str, version: str, entries: str = "") -> dict[str, str]:

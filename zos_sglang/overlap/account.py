@@ -15,6 +15,7 @@ PATHS = (
     "mixed",
     "middle-chunk",
     "delayed-sampling",
+    "embedding",
     "upstream-launch",
     "blocked-host-lengths",
     "barrier-fine",
@@ -53,10 +54,12 @@ class Account:
         mode = batch.forward_mode
         if mode.is_decode():
             self.paths["decode"] += 1
-        elif mode.is_mixed():
+            return
+        if mode.is_mixed():
             self.paths["mixed"] += 1
         elif mode.is_extend():
             self.paths["prefill"] += 1
+        # A running batch that began as a prefill still names the chunked request of that day.
         if batch.chunked_req is not None:
             self.paths["middle-chunk"] += 1
 

@@ -307,6 +307,7 @@ class SglangDevice:
         future_map.resolve_seq_lens_cpu(batch)
 
     def _forward_embedding(self, batch: Any) -> EmbeddingBatchResult:
+        self.account.passed("embedding")
         pooled, graph = self.scheduler.tp_worker.forward_batch_embedding(batch)
         result = EmbeddingBatchResult(
             embeddings=pooled.embeddings,

@@ -22,6 +22,8 @@ def nonzero(account):
     [
         (batch(Mode.EXTEND), {"prefill": 1}),
         (batch(Mode.DECODE), {"decode": 1}),
+        # A running batch that began as a prefill still names the chunked request of that day.
+        (batch(Mode.DECODE, chunked="long prompt"), {"decode": 1}),
         (batch(Mode.MIXED), {"mixed": 1}),
         (batch(Mode.EXTEND, chunked="long prompt"), {"prefill": 1, "middle-chunk": 1}),
         (batch(Mode.MIXED, chunked="long prompt"), {"mixed": 1, "middle-chunk": 1}),

@@ -310,6 +310,7 @@ def test_embeddings_come_back_through_the_forward_itself(log):
     it.finish(b, "rows", result)
     assert it.delayed_sample(result) is None
     assert log == [] and b.input_ids == "tokens"
+    assert it.account.paths["embedding"] == 1
 
 
 @pytest.mark.parametrize(

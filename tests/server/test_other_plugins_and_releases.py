@@ -34,7 +34,7 @@ import sglang
 
 def main():
     engine = sglang.Engine(model_path=sys.argv[1], device="cpu", dtype="float32", max_total_tokens=4096)
-    answer = engine.generate("hello", {"temperature": 0, "max_new_tokens": 4})
+    answer = engine.generate("hello", {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True})
     state = engine.get_server_info()["internal_states"][0]
     tokens = answer["meta_info"]["completion_tokens"]
     print("ANSWER " + json.dumps([tokens, state.get("zos", {}).get("mode")]))

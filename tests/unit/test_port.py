@@ -327,7 +327,7 @@ def test_other_than_plain_steps_and_other_maps_are_relayed_by_upstream(log, fiel
 @pytest.mark.parametrize("sampled", [True, False])
 def test_tokens_of_a_plain_step_go_straight_into_our_map_and_then_to_beams(log, sampled):
     sched = scheduler(log, chunked_req="chunked")
-    sched.future_map.relay = log("map")
+    sched.future_map.stash_bonus_tokens = log("map")
     it, b = device(sched), batch()
     it.own_map = True
     result = SimpleNamespace(has_sampled_token_ids=sampled, next_token_ids="tokens")

@@ -48,12 +48,6 @@ class FutureMap(UpstreamFutureMap):
                 self.ledger.read(*self._owners(rows))
         resolve_forward_inputs(batch, self)
 
-    def relay(self, rows: Any, tokens: Any) -> None:
-        """Hand `tokens` (int, one per row) of a plain step to the next step that reads `rows`."""
-        self.output_tokens_buf[rows] = tokens.to(self.output_tokens_buf.dtype)
-        if self.ledger is not None:
-            self.ledger.wrote(*self._owners(rows))
-
     def stash(self, future_indices: Any, payload: Any) -> None:
         super().stash(future_indices, payload)
         if self.ledger is not None:

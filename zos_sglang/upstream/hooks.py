@@ -7,14 +7,11 @@ Adding an SGLang release means: read the diff of every target below, adapt, add 
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from zos_sglang.upstream.fingerprints import fingerprint, resolve
 from zos_sglang.upstream.versions import SUPPORTED, installed
-
-logger = logging.getLogger(__name__)
 
 Kind = Literal["around", "after", "before", "mirror"]
 Process = Literal["scheduler", "main"]

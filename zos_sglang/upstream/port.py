@@ -236,7 +236,7 @@ class SglangDevice:
         if not self.own_map or not batch.spec_algorithm.is_none() or batch.beam_tail is not None:
             scheduler._relay_forward_payload(batch, rows, result)
         elif result.has_sampled_token_ids:
-            scheduler.future_map.relay(rows, result.next_token_ids)
+            scheduler.future_map.stash_bonus_tokens(rows, result.next_token_ids)
             scheduler.beam_coordinator.maybe_select_and_relay(
                 batch, result, chunked_req=scheduler.chunked_req
             )

@@ -40,6 +40,12 @@ setup(
             "psutil",  # stops a server with all its children
             "gguf>=0.10",  # reads the quantised demo model
         ],
+        # scripts/bench_*.py beyond SGLang's own dependencies.
+        "bench": [
+            "httpx>=0.27",
+            "psutil",
+            "matplotlib>=3.8",  # the plot of bench_zos.py, which runs without it too
+        ],
         "test": [
             "httpx>=0.27",
             "psutil",
@@ -48,6 +54,7 @@ setup(
             "pytest-cov>=5",  # the coverage floor of settings, upstream and overlap
             "pytest-timeout>=2.3",  # a hang fails with both stacks, not with the CI limit
             "hypothesis>=6.100",  # property tests of the overlap core
+            "matplotlib>=3.8",  # bench_zos.py's plot
             "ruff>=0.6",
             "mypy>=1.10",
         ],

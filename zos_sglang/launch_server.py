@@ -1,7 +1,7 @@
 """``python -m zos_sglang.launch_server``: SGLang's launcher with the plugin switched on.
 
 Takes every SGLang flag unchanged and one group of its own, made from the settings. A flag beats
-its variable; a command-line flag beats SGLang's ``--config`` file. Mode ``overlap`` is the
+its variable; a command-line flag beats SGLang's ``--config`` file. Mode ``resident`` is the
 default here. What we refuse ourselves ends with one message on stderr and exit code 2.
 
 Nothing of SGLang is imported at the top: child processes import this module again, and a wrong
@@ -29,7 +29,7 @@ from zos_sglang.upstream import preflight
 
 PROG = "python -m zos_sglang.launch_server"
 GROUP = "zero-overhead scheduling"
-DEFAULT_MODE: Mode = "overlap"
+DEFAULT_MODE: Mode = "resident"
 CONFIG_FLAG = "--config"
 
 

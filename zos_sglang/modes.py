@@ -6,11 +6,11 @@ code. This is the one place that knows the pairs.
 
 from typing import Literal, get_args
 
-Mode = Literal["off", "sync", "stock", "overlap"]
+Mode = Literal["off", "sync", "stock", "overlap", "resident"]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 
-MODE_CODES: dict[Mode, int] = {"off": 0, "sync": 1, "stock": 2, "overlap": 3}
+MODE_CODES: dict[Mode, int] = {"off": 0, "sync": 1, "stock": 2, "overlap": 3, "resident": 4}
 
 _BY_CODE = {code: name for name, code in MODE_CODES.items()}
 

@@ -19,6 +19,8 @@ PREFIX = "ZOS_"
 
 ConsecutivePrefill = Literal["never", "always", "first-token"]
 Wait = Literal["block", "spin"]
+LaneGraphs = Literal["split", "fused"]
+LaneMetadata = Literal["own", "upstream"]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -34,8 +36,9 @@ class Settings(BaseModel):
     mode: Mode | None = Field(
         None,
         description="What the scheduler runs. Unset: the plugin does nothing "
-        "(zos_sglang.launch_server then takes overlap). off: nothing is patched. sync: one step "
-        "at a time. stock: SGLang's own loop, observed. overlap: our loop.",
+        "(zos_sglang.launch_server then takes resident). off: nothing is patched. sync: one step "
+        "at a time. stock: SGLang's own loop, observed. overlap: our loop. resident: our loop, with the "
+        "resident decode lane.",
     )
     strict: bool = Field(
         False,
@@ -73,6 +76,29 @@ class Settings(BaseModel):
         "block",
         description="How the scheduler thread waits for the tokens of a step. block: it sleeps. spin: it "
         "polls, which may slow other ranks.",
+    )
+    lane_window: int = Field(
+        32,
+        ge=1,
+        le=256,
+        description="Decode steps for which the resident lane reserves KV slots at a time. Longer: fewer "
+        "reservations. Shorter: less memory held ahead of time. Mode resident.",
+    )
+    lane_ring: int = Field(
+        4,
+        ge=3,
+        le=64,
+        description="Slots of the ring that carries the lane's tokens to the host. Mode resident.",
+    )
+    lane_graphs: LaneGraphs = Field(
+        "split",
+        description="Where SGLang decodes with CUDA graphs. split: small graphs before and after SGLang's "
+        "own. fused: a greedy step is one graph, captured at start. Mode resident.",
+    )
+    lane_metadata: LaneMetadata = Field(
+        "own",
+        description="What prepares attention metadata inside the lane's graphs. own: our kernels. upstream: "
+        "SGLang's code. Mode resident.",
     )
     probe: bool = Field(
         False, description="Time every decode step and report it in /server_info (benchmarks)."

@@ -91,9 +91,9 @@ def test_help_shows_our_group_and_sglangs_flags(capsys):
     assert "--disable-overlap-schedule" in text
 
 
-def test_the_launcher_defaults_to_overlap_and_tells_child_processes(no_server, free_port):
+def test_the_launcher_defaults_to_resident_and_tells_child_processes(no_server, free_port):
     assert launch_server.main(["--model-path", "org/model", "--port", str(free_port)]) == 0
-    assert launch_server.os.environ["ZOS_MODE"] == "overlap"
+    assert launch_server.os.environ["ZOS_MODE"] == "resident"
     assert no_server == [["--model-path", "org/model", "--port", str(free_port)]]
 
 

@@ -87,7 +87,7 @@ def test_no_name_outside_the_table_is_accepted(name):
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("ZOS_MODE", "overlpa", "off, sync, stock, overlap. Did you mean overlap?"),
+        ("ZOS_MODE", "overlpa", "off, sync, stock, overlap, resident. Did you mean overlap?"),
         ("ZOS_MODE", "OVERLAP", "Did you mean overlap?"),
         ("ZOS_CONSECUTIVE_PREFILL", "first", "never, always, first-token. Did you mean first-"),
         ("ZOS_STRICT", "maybe", "0 or 1"),

@@ -15,6 +15,19 @@ from typing import Any
 KEPT = 4096
 
 
+class _Step:
+    """Looks to `StepProbe.wrap` like the forward batch of a decode step."""
+
+    batch_size = 0
+
+    @property
+    def forward_mode(self) -> _Step:
+        return self
+
+    def is_decode(self) -> bool:
+        return True
+
+
 class StepProbe:
     """Wraps `model_runner.forward` of one scheduler.
 
@@ -54,6 +67,20 @@ class StepProbe:
                 self._cpu_end = time.thread_time_ns()
 
         return timed
+
+    def wrap_step(self, step: Callable[[], None], rows: Callable[[], int]) -> Callable[[], None]:
+        """A decode step of `rows()` rows that does not go through the model runner's forward, timed alike."""
+
+        def forward(shape: _Step) -> None:
+            step()
+
+        timed, shape = self.wrap(forward), _Step()
+
+        def timed_step() -> None:
+            shape.batch_size = rows()
+            timed(shape)
+
+        return timed_step
 
     def reset(self) -> None:
         """Forget all samples."""

@@ -16,7 +16,7 @@ from typing import Any
 from zos_sglang.overlap.account import Account
 from zos_sglang.overlap.guards import GUARD_FAILED, OverlapDecision
 from zos_sglang.overlap.launch import Launcher
-from zos_sglang.overlap.protocols import Batch, SchedulerPort
+from zos_sglang.overlap.protocols import Batch, Lane, SchedulerPort
 from zos_sglang.overlap.result_queue import ResultQueue
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ class EventLoop:
         decide: the guards, see `guards.make_guard`.
         account: counts.
         snapshot: `batch.copy()`, or something cheaper that returns the same.
+        lane: the resident lane, which takes over the steps of a stable decode batch; None without one.
         sync: mode `sync`: wait for each result, right after intake, before the next selection.
     """
 
@@ -51,6 +52,7 @@ class EventLoop:
         account: Account,
         *,
         snapshot: Callable[[Any], Any] = lambda batch: batch.copy(),
+        lane: Lane | None = None,
         sync: bool = False,
     ) -> None:
         self.port = port
@@ -59,6 +61,7 @@ class EventLoop:
         self.decide = decide
         self.account = account
         self.snapshot = snapshot
+        self.lane = lane
         self.sync = sync
         self.switch_requested = False
         #: What the loop is doing, for the stall detector; `beat` grows with every iteration.
@@ -72,9 +75,13 @@ class EventLoop:
         On `SWITCH` nothing is in flight: every launched result is processed. The intake of that iteration
         has happened; the mode that follows begins with its selection (`skip_intake`).
         """
-        port = self.port
+        port, lane = self.port, self.lane
         while not port.exiting():
-            if not skip_intake:
+            if lane is not None and lane.is_open:
+                if self._ride(lane):
+                    self.beat += 1
+                    continue
+            elif not skip_intake:
                 self.phase = "intake"
                 port.intake()
             skip_intake = False
@@ -89,9 +96,26 @@ class EventLoop:
                 if self.switch_requested:
                     return Ended.SWITCH
                 port.last_batch = self.step(port.last_batch)
+                if lane is not None:
+                    lane.settle()
                 port.end_of_step()
             self.beat += 1
+        if lane is not None and lane.is_open:
+            lane.shut()
         return Ended.EXIT
+
+    def _ride(self, lane: Lane) -> bool:
+        """One iteration inside the lane: intake, launch, process. False: it closed, its intake is done."""
+        self.phase = "lane"
+        batch = lane.batch
+        result = lane.ride()
+        if result is None:
+            return False
+        self._queue(batch, result)
+        self.process_down_to(1)
+        lane.settle()
+        self.port.end_of_step()
+        return True
 
     def step(self, last: Batch | None) -> Batch | None:
         """Select, decide, launch, process. Returns the batch that is now in flight, or None."""
@@ -136,10 +160,17 @@ class EventLoop:
 
     def _launch(self, batch: Batch) -> Any:
         self.phase = "launch"
-        launcher = self.launcher
-        result = launcher.launch(batch)
-        barrier = launcher.streams.war_barrier(launcher.device.take_read_done())
-        self.account.passed(barrier.value)
+        result = None
+        if self.lane is not None:
+            result = self.lane.enter(batch, self.queue[0][0] if self.queue else None)
+        if result is None:
+            launcher = self.launcher
+            result = launcher.launch(batch)
+            barrier = launcher.streams.war_barrier(launcher.device.take_read_done())
+            self.account.passed(barrier.value)
+        self._queue(batch, result)
+        return result
+
+    def _queue(self, batch: Batch, result: Any) -> None:
         self.account.launched(batch)
         self.queue.append((self.snapshot(batch), result))
-        return result

@@ -99,3 +99,24 @@ class SchedulerPort(Protocol):
     def idle(self) -> None: ...
 
     def end_of_step(self) -> None: ...
+
+
+class Lane(Protocol):
+    """A stretch of decode steps that needs no selection; see `zos_sglang.resident.lane`."""
+
+    batch: Any
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def enter(self, batch: Any, pending: Any) -> Any:
+        """Open on a selected batch and launch it; its result, or None if it goes the ordinary way."""
+
+    def ride(self) -> Any:
+        """Intake and one more launch; its result, or None if the lane has closed, with this intake done."""
+
+    def settle(self) -> None:
+        """A result was processed: close if that ends the stretch."""
+
+    def shut(self) -> None:
+        """Close, if open, because the event loop ends."""

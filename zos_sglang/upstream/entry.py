@@ -12,6 +12,9 @@ from zos_sglang.upstream.runtime import runtime
 
 logger = logging.getLogger(__name__)
 
+#: Most replays that `zos_floor` takes: they hold up the server.
+MOST_REPLAYS = 10_000
+
 
 class UnusableError(RuntimeError):
     """ZOS_STRICT=1 and the plugin cannot do its work here."""
@@ -71,12 +74,22 @@ def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str
     def apply_reset(key: str, value: Any) -> None:
         runtime.probe.reset()
 
+    def validate_floor(key: str, value: Any) -> None:
+        if not runtime.has_lane:
+            raise UpdateRejected(f"{key}: needs the resident lane (mode resident).")
+        if not 1 <= value <= MOST_REPLAYS or value != int(value):
+            raise UpdateRejected(f"{key}: a whole number of replays from 1 to {MOST_REPLAYS}.")
+
+    def apply_floor(key: str, value: Any) -> None:
+        runtime.time_floor(int(value))
+
     if runtime.settings.mode is None:
         return handlers
     return {
         **handlers,
         "zos_mode": _UpdateHandler(validate_mode, apply_mode),
         "zos_probe_reset": _UpdateHandler(validate_reset, apply_reset),
+        "zos_floor": _UpdateHandler(validate_floor, apply_floor),
     }
 
 

@@ -20,6 +20,10 @@ _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _OVERLAP = "sglang.srt.managers.overlap_utils"
 _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 _HTTP = "sglang.srt.entrypoints.http_server"
+_BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
+_REQ = "sglang.srt.managers.schedule_batch.Req"
+_PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
+_STREAMER = "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator"
 _HERE = "zos_sglang.upstream"
 
 
@@ -35,6 +39,8 @@ class Hook:
     process: Process = "scheduler"
     #: A mirrored callable that our code calls all the same: hooks of others still run.
     called: bool = False
+    #: Mirrored by the resident lane only: another plugin's hook of it closes the lane, nothing else.
+    lane: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,6 +173,62 @@ HOOKS: tuple[Hook, ...] = (
         "never: part of the launch that we own",
         called=True,
     ),
+    Hook(
+        f"{_SCHEDULER}.ingest_requests",
+        "mirror",
+        f"{_HERE}.lane_port.SglangLanePort.receive",
+        "intake in two halves, so that the lane is left before anything that arrived is dispatched",
+        "upstream lets the loop look at what arrived",
+        lane=True,
+    ),
+    Hook(
+        f"{_SCHEDULER}.update_running_batch",
+        "mirror",
+        f"{_HERE}.lane_port.SglangLanePort.selected_again",
+        "a lane step needs no selection; the token-ratio decay of one is kept",
+        "never: part of the lane that we own",
+        lane=True,
+    ),
+    Hook(
+        f"{_BATCH}.prepare_for_decode",
+        "mirror",
+        f"{_HERE}.lane_port.SglangLanePort.write_back",
+        "slots are reserved for many steps, lengths are counted on the device and written back on leaving",
+        "never: part of the lane that we own",
+        lane=True,
+    ),
+    Hook(
+        f"{_SCHEDULER}.process_batch_result",
+        "mirror",
+        f"{_HERE}.lane_results.LaneResults.process",
+        "the same duties, with Python only for the rows that need it",
+        "upstream's processing costs no more",
+        lane=True,
+    ),
+    Hook(
+        f"{_PROCESSOR}.process_batch_result_decode",
+        "mirror",
+        f"{_HERE}.lane_results.LaneResults._process_tokens",
+        "the same duties, with Python only for the rows that need it",
+        "upstream's processing costs no more",
+        lane=True,
+    ),
+    Hook(
+        f"{_STREAMER}.accept",
+        "mirror",
+        "zos_sglang.resident.rows.RowTable.due",
+        "called by us for the rows whose output may be due, by its own rule",
+        "upstream's streamer costs nothing for rows that are not due",
+        lane=True,
+    ),
+    Hook(
+        f"{_REQ}.update_finish_state",
+        "mirror",
+        "zos_sglang.resident.rows.RowTable.candidates",
+        "called by us for the rows that may end, by its own rule",
+        "upstream checks a whole batch at once",
+        lane=True,
+    ),
 )
 
 # ruff: noqa: E501
@@ -188,6 +250,13 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         "sglang.srt.managers.overlap_utils.FutureMap": "96d05bc34c730c3a",
         "sglang.srt.managers.overlap_utils.resolve_forward_inputs": "6e0b26aa212da537",
         "sglang.srt.managers.utils.GenerationBatchResult.copy_to_cpu": "d6fdd389464a24ff",
+        "sglang.srt.managers.scheduler.Scheduler.ingest_requests": "14c3e35edfac1a3e",
+        "sglang.srt.managers.scheduler.Scheduler.update_running_batch": "f3b5112503b55264",
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_decode": "7c42a6459164cd33",
+        "sglang.srt.managers.scheduler.Scheduler.process_batch_result": "29101b8441226018",
+        "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor.process_batch_result_decode": "603e963db43910aa",
+        "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator.accept": "54da296b056b6301",
+        "sglang.srt.managers.schedule_batch.Req.update_finish_state": "44a1cc70a6fe9428",
     }
 }
 
@@ -233,13 +302,21 @@ def other_plugins(process: Process) -> str | None:
 
     wraps = (HookType.REPLACE, HookType.AROUND)
     for hook in HOOKS:
-        if hook.process != process or hook.called or hook.target == RUN_BATCH:
+        if hook.process != process or hook.called or hook.lane or hook.target == RUN_BATCH:
             continue
         if rival := rival_of(hook.target, tuple(HookType) if hook.kind == "mirror" else wraps):
             return rival
         if rival := rival_of(hook.target.rsplit(".", 1)[0], (HookType.REPLACE,)):
             return rival
     return None
+
+
+def lane_rival() -> str | None:
+    """Who else changes what the lane does itself, or None."""
+    from sglang.srt.plugins.hook_registry import HookType
+
+    found = (rival_of(hook.target, tuple(HookType)) for hook in HOOKS if hook.lane)
+    return next((rival for rival in found if rival), None)
 
 
 def rival_of(target: str, kinds: tuple[Any, ...]) -> str | None:

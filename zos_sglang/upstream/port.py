@@ -90,6 +90,8 @@ class SglangPort:
     def __init__(self, scheduler: Any, pins: PinRing | None = None) -> None:
         self.scheduler = scheduler
         self.pins = pins if pins is not None else PinRing()
+        #: Takes the lane's results; None without a lane.
+        self.lane_results: Any = None
         self.strict_memory_check = bool(envs.SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY.get())
 
     @property
@@ -137,7 +139,10 @@ class SglangPort:
         return result
 
     def process(self, batch: Any, result: Any) -> None:
-        self.scheduler.process_batch_result(batch, result)
+        if hasattr(result, "table"):
+            self.lane_results.process(batch, result)
+        else:
+            self.scheduler.process_batch_result(batch, result)
 
     def note_no_batch(self) -> None:
         self.scheduler._sched_idled = True

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import zmq
@@ -25,6 +26,8 @@ from zos_sglang.overlap.launch import Launcher
 from zos_sglang.overlap.result_queue import ResultQueue
 from zos_sglang.overlap.stall import StallDetector, describe_batch, describe_event
 from zos_sglang.overlap.streams import Streams
+from zos_sglang.resident.account import LaneAccount
+from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -42,6 +45,7 @@ class Runtime:
     def __init__(self) -> None:
         self.settings = Settings.load({})
         self.account = Account()
+        self.lane_account = LaneAccount()
         self.mode: Mode = "off"
         self.pending: Mode | None = None
         self.scheduler: Any = None
@@ -49,6 +53,8 @@ class Runtime:
         self.probe: Any = None
         self._stall: StallDetector | None = None
         self._launcher: Launcher | None = None
+        self._lane: Any = None
+        self._make_lane: Callable[[], Any] = lambda: None
 
     # ------------------------------------------------------------ life of a scheduler
 
@@ -79,6 +85,7 @@ class Runtime:
 
     def attach(self, scheduler: Any) -> None:
         """Build the core over a scheduler and start watching it."""
+        from zos_sglang.upstream.lane_build import Parts
         from zos_sglang.upstream.port import (
             SglangDevice,
             SglangLauncher,
@@ -106,6 +113,7 @@ class Runtime:
             logger.warning("zos-sglang: launches go through upstream's run_batch: %s", why_not)
         device = SglangDevice(scheduler, pins, self.account, self.settings.wait)
         self._launcher = SglangLauncher(device, port, streams, pins, self.account, own=why_not is None)
+        self._make_lane = partial(self._build_lane, Parts(scheduler, device, streams, pins))
         if self.settings.probe:
             self._install_probe(scheduler)
         self._start_stall_detector()
@@ -135,6 +143,8 @@ class Runtime:
         queue = ResultQueue()
         scheduler.result_queue = queue
         sync = self.mode == "sync"
+        if self.mode == "resident" and self._lane is None:
+            self._lane = self._make_lane()
         guard = make_guard(self.prefill_rule(), dp_attention=scheduler.require_mlp_sync, sync=sync)
         self.loop = EventLoop(
             self._launcher.port,
@@ -143,12 +153,45 @@ class Runtime:
             guard,
             self.account,
             snapshot=self._snapshot,
+            lane=self._lane if self.mode == "resident" else None,
             sync=sync,
         )
         try:
             return self.loop.run(skip_intake)
         finally:
             self.loop = None
+
+    def _build_lane(self, parts: Any) -> Any:
+        """The lane, or None where it cannot be had: mode `resident` is then mode `overlap`."""
+        from zos_sglang.upstream.lane_build import build_lane
+
+        assert self._launcher is not None
+        if not self._launcher.own:
+            self.lane_account.refused[Refusal.UPSTREAM_LAUNCH] += 1
+            return None
+        try:
+            built = build_lane(parts, self.settings, self.lane_account)
+        except Exception:
+            logger.exception("zos-sglang: the resident lane could not be built; mode overlap runs")
+            self.lane_account.faults += 1
+            return None
+        if built is None:
+            return None
+        lane, results = built
+        port: Any = self._launcher.port
+        port.lane_results = results
+        if self.probe is not None and lane.executor.graphs:
+            executor: Any = lane.executor  # its steps do not go through the runner's forward
+            executor.step = self.probe.wrap_step(executor.step, lambda: executor.rows)
+        return lane
+
+    def time_floor(self, replays: int) -> None:
+        """Time the bare model step at the lane's next opening. Scheduler thread only."""
+        self._lane.floor_replays = replays
+
+    @property
+    def has_lane(self) -> bool:
+        return self._lane is not None
 
     def _run_stock(self, stock_loop: Callable[[Any], None], scheduler: Any) -> Ended:
         if scheduler.last_batch is not None:
@@ -177,7 +220,8 @@ class Runtime:
             scheduler.tp_worker.model_runner.__dict__.pop("forward", None)
             self.probe = None
         self._stop_stall_detector()
-        self._launcher = None
+        self._launcher = self._lane = None
+        self._make_lane = lambda: None
         self.scheduler = None  # hooks that stand in a patched source pass every call on from here
         if failed:
             logger.error("zos-sglang: could not put back %s", ", ".join(failed))
@@ -240,10 +284,17 @@ class Runtime:
                 for name in ("schedule", "forward", "copy")
             },
             **self.account.report(),
+            "lane": self._report_lane(),
+            "floor": self.lane_account.floors,
         }
         if self.probe is not None:
             out["probe"] = self.probe.report()
         return out
+
+    def _report_lane(self) -> dict[str, Any]:
+        found = self.lane_account.report()
+        decode = self.account.paths["decode"]
+        return {**found, "share": round(found["steps"] / decode, 4) if decode else None}
 
     def describe(self) -> list[str]:
         """What is in flight, for the stall report. Reads only; called from the watchdog's thread."""

@@ -134,6 +134,11 @@ def vocabulary(model: Path) -> int:
     return int(json.loads((model / "config.json").read_text())["vocab_size"])
 
 
+def context(model: Path) -> int:
+    """Number of positions of the model in folder `model`."""
+    return int(json.loads((model / "config.json").read_text())["max_position_embeddings"])
+
+
 def _gain(name: str) -> float:
     # Embeddings of unit variance per element, and a residual stream that the blocks dominate.
     return 4.0 if "embed_tokens" in name or "lm_head" in name else 2.0

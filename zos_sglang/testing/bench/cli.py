@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit code: 0 all answers equal, 1 answers differ between modes, 2 could not run.",
     )
     found.add_argument("--modes", type=_modes, default=("stock", "overlap"), help="stock,overlap[,sync]")
-    found.add_argument("--batches", type=_numbers, default=(1, 16, 64), help="batch sizes (1,16,64)")
+    found.add_argument("--batches", type=numbers, default=(1, 16, 64), help="batch sizes (1,16,64)")
     found.add_argument("--repeats", type=int, default=5, help="repeats, in alternating order (5)")
     found.add_argument("--prompt-tokens", type=int, default=32)
     found.add_argument("--output-tokens", type=int, default=240)
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
-    env = dict(_pair(text) for text in args.env)
+    env = dict(pair(text) for text in args.env)
     model = find_model(args.model, args.cache)
     config = Config(
         model=model,
@@ -121,7 +121,7 @@ def _modes(text: str) -> tuple[str, ...]:
     return words
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def numbers(text: str) -> tuple[int, ...]:
     try:
         found = tuple(sorted({int(word) for word in text.split(",")}))
     except ValueError:
@@ -131,7 +131,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return found
 
 
-def _pair(text: str) -> tuple[str, str]:
+def pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise ValueError(f"--env {text!r}: write NAME=VALUE")

@@ -24,10 +24,14 @@ _DECODE = re.compile(r"Decode batch, #running-req: (\d+), .*gen throughput \(tok
 _SWITCH = re.compile(r"zos-sglang: mode \S+ -> (\S+)")
 
 
-def step_times(lines: Iterable[str]) -> dict[tuple[int, str], list[float]]:
-    """Microseconds per decode step, one value per counted log line, by batch size and mode."""
+def step_times(lines: Iterable[str], mode: str | None = None) -> dict[tuple[int, str], list[float]]:
+    """Microseconds per decode step, one value per counted log line, by batch size and mode.
+
+    `mode` is the one in effect at the first line; where it is not known, lines before the first switch do not
+    count.
+    """
     times: dict[tuple[int, str], list[float]] = defaultdict(list)
-    mode = before = None
+    before = None
     for line in lines:
         if switch := _SWITCH.search(line):
             mode, before = switch[1], None

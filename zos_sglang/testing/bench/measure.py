@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from zos_sglang.testing.bench.client import BenchClient, BenchError, Wave, prompts
 from zos_sglang.testing.bench.stats import (
+    base_of,
     judge_digests,
     microseconds,
     order_of,
@@ -43,7 +44,7 @@ class Settings:
 
     @property
     def base(self) -> str:
-        return "stock" if "stock" in self.modes else self.modes[0]
+        return base_of(self.modes)
 
 
 @dataclass
@@ -87,14 +88,16 @@ def measure(
         for batch in settings.batches:
             wave = client.wave(requests[batch], settings.output_tokens)
             cells[batch, mode].digests.append(wave.digest)
-            shapes.setdefault(batch, _variety(wave))
+            shapes.setdefault(batch, variety(wave))
             seconds[batch] = wave.seconds
     for repeat in range(settings.repeats):
         for batch in settings.batches:
             row = [cells[batch, mode] for mode in order_of(settings.modes, repeat)]
             if settings.turns:
                 turn_s = seconds[batch] / (settings.turns * len(row))
-                wave = _mixed_wave(client, row, requests[batch], settings.output_tokens, turn_s)
+                modes = [cell.mode for cell in row]
+                wave = mixed_wave(client, modes, requests[batch], settings.output_tokens, turn_s)
+                _file(client, row, wave)
                 seconds[batch] = wave.seconds
             else:
                 for cell in row:
@@ -113,49 +116,66 @@ def measure(
     }
 
 
-def _mixed_wave(
-    client: BenchClient, row: list[Cell], input_ids: list[list[int]], output_tokens: int, turn_s: float
+def mixed_wave(
+    client: BenchClient,
+    modes: Sequence[str],
+    input_ids: list[list[int]],
+    output_tokens: int,
+    turn_s: float,
+    *,
+    prefill_s: float = 0,
 ) -> Wave:
-    """One wave whose mode changes every `turn_s` seconds; filed under every mode of `row`."""
-    client.switch(row[0].mode)
+    """One wave whose mode changes every `turn_s` seconds, from an empty probe.
+
+    The first turn is `prefill_s` longer, so that a long prefill does not use up turns.
+    """
+    client.switch(modes[0])
     client.reset_probe()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(client.wave, input_ids, output_tokens)
-        for cell in itertools.cycle([*row[1:], row[0]]):
+        time.sleep(prefill_s)
+        for mode in itertools.cycle([*modes[1:], modes[0]]):
             time.sleep(turn_s)
             if running.done():
                 break
-            client.request(cell.mode)
-        wave = running.result()
-    _file(client, row, wave)
-    return wave
+            client.request(mode)
+        return running.result()
 
 
 def _file(client: BenchClient, row: list[Cell], wave: Wave) -> None:
     """Add a wave and the probe's samples of it to the cells of the modes it ran in."""
-    by_mode = client.zos().get("probe")
+    zos = client.zos()
+    for place, cell in enumerate(row):
+        cell.digests.append(wave.digest)
+        cell.repeats.append(timings(wave, place, samples(zos, cell.mode, cell.batch), cell.batch))
+
+
+def samples(zos: dict[str, Any], mode: str, batch: int) -> dict[str, list[int]]:
+    """The probe's samples of one mode and batch size: lists `cpu_ns` and `wall_ns`. Raises BenchError."""
+    by_mode = zos.get("probe")
     if by_mode is None:
         raise BenchError("the server has no probe; start it with ZOS_PROBE=1")
-    for place, cell in enumerate(row):
-        found = by_mode.get(cell.mode, {}).get(str(cell.batch), {"cpu_ns": [], "wall_ns": []})
-        cpu, wall = steady(found["cpu_ns"], cell.batch), steady(found["wall_ns"], cell.batch)
-        cell.digests.append(wave.digest)
-        cell.repeats.append(
-            {
-                "place": place,
-                "seconds": round(wave.seconds, 4),
-                "tokens": wave.tokens,
-                "steps": len(found["cpu_ns"]),
-                "digest": wave.digest,
-                "cpu_us": spread(microseconds(cpu)),
-                "wall_us": spread(microseconds(wall)),
-                "raw_cpu_ns": thinned(cpu),
-                "raw_wall_ns": thinned(wall),
-            }
-        )
+    found: dict[str, list[int]] = by_mode.get(mode, {}).get(str(batch), {"cpu_ns": [], "wall_ns": []})
+    return found
 
 
-def _variety(wave: Wave) -> dict[str, Any]:
+def timings(wave: Wave, place: int, found: dict[str, list[int]], batch: int) -> dict[str, Any]:
+    """The record of a wave that ran as number `place` of its repeat. Raises TooFewSteps."""
+    cpu, wall = steady(found["cpu_ns"], batch), steady(found["wall_ns"], batch)
+    return {
+        "place": place,
+        "seconds": round(wave.seconds, 4),
+        "tokens": wave.tokens,
+        "steps": len(found["cpu_ns"]),
+        "digest": wave.digest,
+        "cpu_us": spread(microseconds(cpu)),
+        "wall_us": spread(microseconds(wall)),
+        "raw_cpu_ns": thinned(cpu),
+        "raw_wall_ns": thinned(wall),
+    }
+
+
+def variety(wave: Wave) -> dict[str, Any]:
     """Evidence that equal digests mean something: answers differ, and are not one token repeated."""
     return {
         "answers": len(wave.ids),

@@ -6,22 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zos_sglang.testing.bench.checkpoint import make_wide
+from zos_sglang.testing.bench.checkpoint import Shape, make_wide
 from zos_sglang.testing.models import make_tiny
 from zos_sglang.testing.server import ServerProcess, cuda_available
 
 TINY, WIDE = "tiny", "qwen3-0.6b-shape"
+#: Random models made on the spot, by name.
+SHAPES = {WIDE: Shape(), "qwen3-1.7b-shape": Shape(hidden=2048, inner=6144)}
 
 
 @dataclass(frozen=True)
 class Config:
     """One server. Where a field is None, the machine decides: CUDA, or the plain-CPU platform.
 
-    `batches` are the decode batch sizes that get a CUDA graph.
+    `mode` None is stock SGLang without the plugin. `batches` are the decode batch sizes that get a CUDA
+    graph.
     """
 
     model: Path
-    mode: str = "overlap"
+    mode: str | None = "overlap"
     attention: str | None = None
     dtype: str | None = None
     graphs: bool = True
@@ -49,9 +52,10 @@ class Config:
         return [*found, *self.args]
 
     def environment(self, cuda: bool) -> dict[str, str]:
-        """The probe on; on the CPU one thread of torch, for spinning ones disturb the scheduler's."""
+        """The probe on where the plugin is; on the CPU one thread of torch, for spinning ones disturb."""
         quiet = {} if cuda else {"OMP_NUM_THREADS": "1"}
-        return {"ZOS_PROBE": "1", **quiet, **self.env}
+        probe = {} if self.mode is None else {"ZOS_PROBE": "1"}
+        return {**probe, **quiet, **self.env}
 
     def server(self, log: Path, start_timeout_s: float = 300) -> ServerProcess:
         """The server, not started yet."""
@@ -68,15 +72,16 @@ class Config:
 
 
 def find_model(name: str, cache: Path) -> Path:
-    """The folder of `tiny`, `qwen3-0.6b-shape` (made under `cache` if need be), or the path `name`.
+    """The folder of `tiny` or one of `SHAPES` (made under `cache` if need be), or the path `name`.
 
     Raises FileNotFoundError if it is a path without a model.
     """
     if name == TINY:
         return make_tiny("qwen3", cache / "tiny-qwen3")
-    if name == WIDE:
-        return make_wide(cache / WIDE)
+    if name in SHAPES:
+        return make_wide(cache / name, SHAPES[name])
     folder = Path(name)
     if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"--model {name}: neither {TINY}, {WIDE} nor a folder with a config.json")
+        known = ", ".join((TINY, *SHAPES))
+        raise FileNotFoundError(f"--model {name}: neither {known} nor a folder with a config.json")
     return folder

@@ -71,6 +71,17 @@ def ratio(values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
     }
 
 
+def geometric_mean(values: Iterable[float | None]) -> float | None:
+    """The geometric mean of the values that are there, None where none is."""
+    there = [value for value in values if value is not None]
+    return round(statistics.geometric_mean(there), 4) if there else None
+
+
+def base_of(modes: Sequence[str]) -> str:
+    """The mode that ratios are taken over: stock where it runs."""
+    return "stock" if "stock" in modes else modes[0]
+
+
 def order_of(modes: Sequence[str], repeat: int) -> list[str]:
     """The modes in the order of one repeat: A B, then B A, so that a drift favours nobody."""
     return list(modes) if repeat % 2 == 0 else list(reversed(modes))

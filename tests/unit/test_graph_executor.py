@@ -1,0 +1,169 @@
+"""The lane's executor over a toy model: order of work, rows that come and go, padding, sampling, failures."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.toy_decode import PADDING_LENGTH, Rows, ToyDecode
+from zos_sglang.resident.capture import Capture
+from zos_sglang.resident.eligibility import Refusal
+from zos_sglang.resident.graph_executor import GraphExecutor
+
+DEPTH = 4
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randint(1, 200) for _ in range(rng.randint(1, 12))] for _ in range(count)]
+
+
+def run_window(executor: GraphExecutor, rows: Rows, steps: int) -> None:
+    """One stay in the lane; every token of every step must be the one the toy model defines."""
+    batch = rows.batch()
+    executor.open(batch)
+    rows.reserve(batch, steps - 1)
+    for step in range(steps):
+        executor.step()
+        expected = rows.expect()
+        assert executor.ring[step % DEPTH, : len(expected)].tolist() == expected
+        assert executor.last_tokens().tolist() == expected
+    executor.close()
+
+
+def padding(decode: ToyDecode, rows: int) -> list[list[int]]:
+    step = decode.buffers.first(decode.bucket(rows))
+    return [b[rows:].tolist() for b in (step.seq_lens, step.positions, step.out_cache_loc, step.rows)]
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_steps_continue_where_the_last_sample_ended(count: int, greedy: bool) -> None:
+    decode = ToyDecode()
+    decode.greedy = greedy
+    executor = GraphExecutor(decode, depth=DEPTH)
+    run_window(executor, Rows(decode, prompts(count)), 11)
+    assert decode.steps == 11
+
+
+def test_rows_leave_and_others_return_within_a_bucket() -> None:
+    decode = ToyDecode()
+    executor = GraphExecutor(decode, depth=DEPTH)
+    rows = Rows(decode, prompts(8))
+    run_window(executor, rows, 5)
+    for place in (6, 0, 2):
+        rows.drop(place)
+        run_window(executor, rows, 3)
+        left = len(rows.numbers)
+        gap = decode.bucket(left) - left
+        assert padding(decode, left) == [[PADDING_LENGTH] * gap, [0] * gap, [0] * gap, [0] * gap]
+    decode.greedy = False
+    run_window(executor, rows, 3)
+
+
+def test_what_a_sampled_batch_draws_is_the_next_input() -> None:
+    decode = ToyDecode()
+    decode.greedy = False
+    executor = GraphExecutor(decode, depth=DEPTH)
+    rows = Rows(decode, prompts(2))
+    batch = rows.batch()
+    rows.reserve(batch, 1)
+    loaded = decode.load(batch)
+    loaded.sample = lambda: torch.tensor([17, 19], dtype=torch.int32)
+    decode.load = lambda _: loaded  # type: ignore[method-assign]
+    executor.open(batch)
+    executor.step()
+    executor.step()
+    assert decode.buffers.input_ids[:2].tolist() == [17, 19]
+    assert executor.last_tokens().tolist() == [17, 19]
+
+
+def test_warm_up_of_graphs_neither_advances_nor_emits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture runs its work beforehand, with whatever the last batch left in the buffers."""
+
+    def warm_up(self: Capture, what: str, work: Any) -> Any:
+        work()
+        work()
+        return work
+
+    decode = ToyDecode()
+    executor = GraphExecutor(decode, depth=DEPTH)
+    rows = Rows(decode, prompts(3))
+    run_window(executor, rows, 3)
+    before = [buffer.clone() for buffer in decode.buffers] + [executor.ring.clone()]
+    monkeypatch.setattr(Capture, "__call__", warm_up)
+    executor._buckets.clear()
+    executor.capture_all()
+    after = [*decode.buffers, executor.ring]
+    assert all(torch.equal(was, now) for was, now in zip(before, after, strict=True))
+    run_window(executor, rows, 3)
+
+
+def test_no_step_without_a_batch() -> None:
+    executor = GraphExecutor(ToyDecode(), depth=DEPTH)
+    with pytest.raises(RuntimeError, match="no batch"):
+        executor.step()
+
+
+def test_fusing_is_asked_for_and_may_be_refused(caplog: pytest.LogCaptureFixture) -> None:
+    decode = ToyDecode()
+    caplog.set_level("INFO")
+    executor = GraphExecutor(decode, depth=DEPTH, fused=True)
+    assert "no CUDA device" in caplog.text
+    run_window(executor, Rows(decode, prompts(2)), 3)
+    assert decode.fused_graphs == 0
+
+
+def test_a_fused_graph_that_cannot_be_captured_costs_one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = ToyDecode()
+    tries = []
+
+    def broken(bucket: int, *_: Any) -> None:
+        tries.append(bucket)
+        raise RuntimeError("cannot capture")
+
+    monkeypatch.setattr(decode, "why_not_fused", lambda: None)
+    monkeypatch.setattr(decode, "capture_fused", broken)
+    executor = GraphExecutor(decode, depth=DEPTH, fused=True)
+    executor.capture_all()
+    run_window(executor, Rows(decode, prompts(3)), 4)
+    assert tries == [8]
+    assert executor.capture.failures == 1
+
+
+def test_a_fused_graph_runs_all_steps_but_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = ToyDecode()
+    replays = []
+
+    class Graph:
+        def __init__(self, bucket: int, before: Any, after: Any) -> None:
+            self.parts = bucket, before, after
+
+        def replay(self) -> None:
+            bucket, before, after = self.parts
+            replays.append(bucket)
+            before()
+            decode.model(bucket)
+            after(decode.logits(bucket))
+
+    monkeypatch.setattr(decode, "why_not_fused", lambda: None)
+    monkeypatch.setattr(decode, "capture_fused", Graph)
+    executor = GraphExecutor(decode, depth=DEPTH, fused=True)
+    rows = Rows(decode, prompts(3))
+    run_window(executor, rows, 5)
+    assert replays == [4] * 4
+    decode.greedy = False
+    run_window(executor, rows, 3)
+    assert len(replays) == 4
+
+
+def test_too_large_a_batch_is_refused() -> None:
+    decode = ToyDecode()
+    executor = GraphExecutor(decode, depth=DEPTH)
+    rows = Rows(decode, prompts(9))
+    assert executor.refuses(rows.batch()) is Refusal.BATCH_SIZE
+    rows.drop(0)
+    assert executor.refuses(rows.batch()) is None

@@ -1,0 +1,40 @@
+"""What the lane did, in numbers. Written by the scheduler thread only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from zos_sglang.resident.eligibility import Departure, Refusal
+
+
+@dataclass(slots=True)
+class LaneAccount:
+    """Counts since the start of the server.
+
+    `row_steps` are decode steps times rows; `wasted_row_steps` of them sampled a token for a request that had
+    ended already. `floors` are measurements on request: batch size, mean length, microseconds.
+    """
+
+    opened: int = 0
+    steps: int = 0
+    row_steps: int = 0
+    wasted_row_steps: int = 0
+    windows: int = 0
+    faults: int = 0
+    refused: dict[Refusal, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
+    left: dict[Departure, int] = field(default_factory=lambda: dict.fromkeys(Departure, 0))
+    floors: list[dict[str, float]] = field(default_factory=list)
+
+    def report(self) -> dict[str, Any]:
+        """Plain numbers for `/server_info`; reasons that never occurred are left out."""
+        return {
+            "opened": self.opened,
+            "steps": self.steps,
+            "row_steps": self.row_steps,
+            "wasted_row_steps": self.wasted_row_steps,
+            "windows": self.windows,
+            "faults": self.faults,
+            "refused": {reason.value: n for reason, n in self.refused.items() if n},
+            "left": {reason.value: n for reason, n in self.left.items() if n},
+        }

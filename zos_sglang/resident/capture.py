@@ -1,0 +1,63 @@
+"""Small CUDA graphs of the lane's own device work: captured where possible, run eagerly where not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+#: Kernels are compiled and loaded by plain runs first: neither is possible while a stream captures.
+WARM_UPS = 2
+
+
+class Capture:
+    """Turns device work into one graph launch.
+
+    The graphs share one memory pool of their own, for what is temporary inside them; everything that has to
+    outlive a replay belongs into tensors allocated before. Without `enabled` (no CUDA device, or switched
+    off) work stays as it is.
+    """
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+        #: How many graphs were captured, and how many pieces of work stayed eager because that failed.
+        self.graphs = 0
+        self.failures = 0
+        self._pool: Any = None
+        self._stream: Any = None
+
+    def __call__(self, what: str, work: Callable[[], None]) -> Callable[[], None]:
+        """A callable with the same effect on the current stream as `work`; one graph launch if it can be.
+
+        Runs `work` for warm-up and then captures it, which synchronises: not for the hot path.
+
+        Args:
+            what: names the work in the log line of a failure.
+            work: fixed shapes and addresses, and nothing from the host that changes between calls.
+        """
+        if not self.enabled:
+            return work
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream()
+        for _ in range(WARM_UPS):
+            work()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Captured while serving: other threads may use CUDA meanwhile.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                work()
+        except Exception:
+            logger.warning("zos-sglang: %s cannot be captured and runs eagerly", what, exc_info=True)
+            self.failures += 1
+            # A pool that a capture died in is not used again.
+            self._pool = torch.cuda.graph_pool_handle()
+            return work
+        self.graphs += 1
+        return graph.replay

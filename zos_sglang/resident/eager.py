@@ -1,0 +1,96 @@
+"""Lane steps without CUDA graphs, on any device: the same order of work, one operation at a time."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from zos_sglang.resident.eligibility import Refusal
+
+
+class ModelStep(Protocol):
+    """The model with its sampler."""
+
+    def build(self, batch: Any) -> Any:
+        """What stays the same from step to step (upstream's `ForwardBatch`)."""
+
+    def run(
+        self,
+        template: Any,
+        done: int,
+        tokens: torch.Tensor,
+        lengths: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """One decode step, `done` steps after the one that `template` was built for; the sample, [rows]."""
+
+    def floor_us(self, template: Any, replays: int) -> float:
+        """Mean microseconds of the model alone."""
+
+
+class EagerExecutor:
+    """`Executor` whose steps are ordinary forwards.
+
+    Args:
+        model: the model's step.
+        req_to_token: upstream's page table, int32 [requests, positions].
+        depth, capacity: shape of the ring.
+    """
+
+    graphs = False
+
+    def __init__(self, model: ModelStep, req_to_token: torch.Tensor, *, depth: int, capacity: int) -> None:
+        self.model = model
+        self.req_to_token = req_to_token
+        self.capacity = capacity
+        self.ring = torch.empty((depth, capacity), dtype=torch.int64, device=req_to_token.device)
+        self._count = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._template: Any = None
+        self._rows = self._lengths = self._slots = self._tokens = self.ring[0, :0]
+        self._done = 0
+        self._fresh = False
+
+    def refuses(self, batch: Any) -> Refusal | None:
+        return Refusal.BATCH_SIZE if len(batch.reqs) > self.capacity else None
+
+    def open(self, batch: Any) -> None:
+        self._template = self.model.build(batch)
+        self._rows = batch.req_pool_indices
+        self._lengths = batch.seq_lens
+        self._slots = batch.out_cache_loc
+        self._tokens = batch.input_ids
+        self._done = 0
+        self._fresh = True
+
+    def step(self) -> None:
+        if self._fresh:
+            self._fresh = False
+        else:
+            self._done += 1
+            # New tensors, not in place: the step before may still read its own.
+            self._lengths = self._lengths + 1
+            self._slots = self.req_to_token[self._rows, self._lengths - 1].to(self._slots.dtype)
+        sample = self.model.run(self._template, self._done, self._tokens, self._lengths, self._slots)
+        slot = self.ring[self._count % self.ring.shape[0], : len(sample)]
+        slot.copy_(sample)
+        self._count += 1
+        # A copy, because the slot is written again while this is still an input.
+        self._tokens = slot.clone()
+
+    def refresh(self) -> None:
+        """Nothing to do: every step reads `req_to_token` itself."""
+
+    def last_tokens(self) -> torch.Tensor:
+        return self._tokens
+
+    def floor_us(self, replays: int) -> float:
+        return self.model.floor_us(self._template, replays)
+
+    def close(self) -> list[Any]:
+        held = [self._template, self._rows, self._lengths, self._slots, self._tokens]
+        self._forget()
+        return held

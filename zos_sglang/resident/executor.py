@@ -1,0 +1,51 @@
+"""What the lane needs from whatever runs its decode steps."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from zos_sglang.resident.eligibility import Refusal
+
+
+class Executor(Protocol):
+    """Decode steps of one fixed row set, with all that changes from step to step on the device.
+
+    The forward stream is current during `open`, `step`, `refresh` and `floor_us`. Nothing here waits for the
+    device, apart from `floor_us`.
+    """
+
+    #: Device tensor, int64 [depth, capacity]. Step `n`, counted over all openings (the result of the last
+    #: one may still be under way), leaves its tokens in slot `n % depth`.
+    ring: Any
+    #: Whether `step` replays CUDA graphs (upstream reports it with every result).
+    graphs: bool
+
+    def refuses(self, batch: Any) -> Refusal | None:
+        """Why this executor cannot run `batch`, or None. Reads host values only."""
+
+    def open(self, batch: Any) -> None:
+        """Load a batch that upstream prepared for its next decode step.
+
+        `batch.input_ids` (int64 [rows], device) are that step's input tokens, `batch.seq_lens` count the
+        token whose KV it writes, `batch.out_cache_loc` are the slots it writes.
+        """
+
+    def step(self) -> None:
+        """Queue the next step: model, sampling, tokens into the ring.
+
+        The first one after `open` runs on what `open` loaded. Each later one moves on first: input token from
+        the last sample, length and position plus one, slot from `req_to_token`, which the lane has written
+        (reserved) beforehand.
+        """
+
+    def refresh(self) -> None:
+        """Entries of `req_to_token` below the rows' lengths may have changed since `open`: read anew."""
+
+    def last_tokens(self) -> Any:
+        """The newest sample, int64 [rows], on the device; valid until the next `step`."""
+
+    def floor_us(self, replays: int) -> float:
+        """Mean microseconds of the bare model step as loaded, repeated back to back. Synchronises."""
+
+    def close(self) -> list[Any]:
+        """Let the batch go; returns what a step in flight may still read."""

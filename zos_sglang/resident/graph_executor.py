@@ -1,0 +1,224 @@
+"""Decode steps of the lane as CUDA graphs around upstream's captured model step.
+
+A step is: advance and metadata (one graph), the model (upstream's graph), and for a greedy batch argmax
+and emission (one graph); any other batch goes through upstream's own sampler, eagerly. The fused variant is
+all of a greedy step in one graph. The step right after `open` runs on what `open` loaded: no advance.
+
+Graphs exist per bucket (upstream's captured batch sizes). The number of rows that are requests is a scalar on
+the device: padding rows are computed as upstream computes them, and are neither advanced nor emitted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from zos_sglang.resident import kernels
+from zos_sglang.resident.capture import Capture
+from zos_sglang.resident.eligibility import Refusal
+
+logger = logging.getLogger(__name__)
+
+Work = Callable[[], None]
+
+
+class Decode(Protocol):
+    """What the executor needs of `upstream.decode_graph.DecodeGraphs`."""
+
+    device: Any
+    buckets: list[int]
+    capacity: int
+    buffers: kernels.StepBuffers
+
+    def metadata(self, live: Any) -> Any: ...
+    def bucket(self, rows: int) -> int: ...
+    def logits(self, bucket: int) -> Any: ...
+    def refuses(self, batch: Any) -> Refusal | None: ...
+    def load(self, batch: Any) -> Any: ...
+    def count_step(self) -> None: ...
+    def reload_metadata(self, bucket: int) -> None: ...
+    def why_not_fused(self) -> str | None: ...
+    def capture_fused(self, bucket: int, before: Work, after: Callable[[Any], None]) -> Any: ...
+    def timed(self, replay: Work) -> Work: ...
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """The parts of a step for one batch size."""
+
+    before: Work
+    greedy: Work
+    fused: Work | None
+
+
+class GraphExecutor:
+    """`Executor` over upstream's decode graphs.
+
+    Args:
+        decode: the adapter.
+        depth: slots of the token ring.
+        fused: whole greedy steps in one graph, where that can be captured.
+        capture: False runs advance, metadata and sampling eagerly (the model graph is upstream's either way).
+    """
+
+    graphs = True
+
+    def __init__(self, decode: Decode, *, depth: int, fused: bool = False, capture: bool = True) -> None:
+        device, capacity = decode.device, decode.capacity
+        self._decode = decode
+        self._fuse = fused and self._may_fuse(decode)
+        self.ring = torch.zeros((depth, capacity), dtype=torch.int64, device=device)
+        self._tokens = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self._sampled = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self._live = torch.zeros(1, dtype=torch.int64, device=device)
+        self._counter = torch.zeros(1, dtype=torch.int64, device=device)
+        self._metadata = decode.metadata(self._live)
+        self.capture = Capture(capture and torch.device(device).type == "cuda")
+        self._emit = self.capture("emission of tokens", self._emit_eagerly)
+        self._buckets: dict[int, _Bucket] = {}
+        #: Steps over all openings: the place in the ring.
+        self._count = 0
+        self._loaded: Any = None
+        self._step = self._next = _not_open
+
+    def capture_all(self) -> None:
+        """Capture every bucket, largest first, so that serving never waits for it.
+
+        Clobbers upstream's decode buffers; call it at start-up, on the forward stream, with no batch loaded.
+        """
+        for bucket in sorted(self._decode.buckets, reverse=True):
+            self._prepare(bucket)
+
+    def refuses(self, batch: Any) -> Refusal | None:
+        return self._decode.refuses(batch)
+
+    def open(self, batch: Any) -> None:
+        # Before anything is loaded: capturing runs on upstream's buffers.
+        bucket = self._prepare(self._decode.bucket(len(batch.reqs)))
+        loaded = self._loaded = self._decode.load(batch)
+        self._live.fill_(loaded.rows)
+        # Warm-ups of captures count too; the host's count is the right one.
+        self._counter.fill_(self._count)
+        sample = bucket.greedy if loaded.greedy else self._sampling(loaded)
+        model, before = loaded.model, bucket.before
+
+        def first() -> None:
+            model()
+            sample()
+
+        def later() -> None:
+            before()
+            model()
+            sample()
+
+        self._step = first
+        self._next = bucket.fused if loaded.greedy and bucket.fused is not None else later
+
+    def step(self) -> None:
+        self._decode.count_step()
+        self._step()
+        self._step = self._next
+        self._count += 1
+
+    def refresh(self) -> None:
+        self._decode.reload_metadata(self._loaded.bucket)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the open batch."""
+        return int(self._loaded.rows)
+
+    def last_tokens(self) -> Any:
+        return self._tokens[: self._loaded.rows]
+
+    def floor_us(self, replays: int) -> float:
+        """Mean time of upstream's model graph alone: same slots and values each time, so nothing changes."""
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        model = self._loaded.model
+        model()
+        start.record()
+        for _ in range(replays):
+            model()
+        stop.record()
+        stop.synchronize()
+        return float(start.elapsed_time(stop)) * 1000 / replays
+
+    def close(self) -> list[Any]:
+        held = [self._loaded]
+        self._loaded = None
+        self._step = self._next = _not_open
+        return held
+
+    def _prepare(self, size: int) -> _Bucket:
+        bucket = self._buckets.get(size)
+        if bucket is None:
+            # Warm-ups and captures must neither advance nor emit a row.
+            self._live.zero_()
+            bucket = self._buckets[size] = self._build(size)
+        return bucket
+
+    def _build(self, size: int) -> _Bucket:
+        logits = self._decode.logits(size)
+
+        def before() -> None:
+            self._advance(size)
+
+        def greedy() -> None:
+            self._choose(logits)
+
+        return _Bucket(
+            self.capture(f"advance and metadata of {size} rows", before),
+            self.capture(f"greedy sampling of {size} rows", greedy),
+            self._fused(size, before) if self._fuse else None,
+        )
+
+    def _fused(self, size: int, before: Work) -> Work | None:
+        try:
+            graph = self._decode.capture_fused(size, before, self._choose)
+        except Exception:
+            logger.warning(
+                "zos-sglang: no fused step of %d rows; the lane uses separate graphs", size, exc_info=True
+            )
+            self.capture.failures += 1
+            # One failure is enough: the others would fail alike, each at the cost of a model forward.
+            self._fuse = False
+            return None
+        self.capture.graphs += 1
+        return self._decode.timed(graph.replay)
+
+    def _advance(self, size: int) -> None:
+        kernels.advance(self._decode.buffers.first(size), self._tokens, self._live)
+        self._metadata.write(size)
+
+    def _choose(self, logits: Any) -> None:
+        # The call of upstream's sampler. Ties and NaN go to the first index whatever the number of rows, so
+        # taking the padding rows along changes nothing.
+        torch.argmax(logits, -1, out=self._sampled[: logits.shape[0]])
+        self._emit_eagerly()
+
+    def _emit_eagerly(self) -> None:
+        kernels.emit(self._sampled, self._tokens, self.ring, self._counter, self._live)
+
+    def _sampling(self, loaded: Any) -> Work:
+        sample, emit, mine = loaded.sample, self._emit, self._sampled[: loaded.rows]
+
+        def sampled() -> None:
+            mine.copy_(sample())
+            emit()
+
+        return sampled
+
+    @staticmethod
+    def _may_fuse(decode: Decode) -> bool:
+        if why := decode.why_not_fused():
+            logger.info("zos-sglang: separate graphs instead of fused steps: %s", why)
+            return False
+        return True
+
+
+def _not_open() -> None:
+    raise RuntimeError("the executor has no batch")

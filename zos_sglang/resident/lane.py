@@ -1,0 +1,304 @@
+"""The lane's state machine: closed, or open on one batch.
+
+    enter     upstream selected the running decode batch and prepared a step: it is the lane's first
+    ride      intake, one more step; or it closes, because something arrived or no slots can be had
+    settle    after a result was processed: closes if a row ended or reached its length limit
+
+Closing gives back what was reserved and leaves the batch as the ordinary loop would have left it, with at
+most one result under way. The next selection then sees exactly stock's state, and the lane may open on its
+outcome: rows come and go between two steps, and no decode step is spent outside.
+
+Every decision depends on what all ranks of a tensor-parallel group know alike: requests received (broadcast
+by upstream), counts of steps, requests' states and the pool's free slots. No clock, no event query, no race
+decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Protocol
+
+from zos_sglang.resident.account import LaneAccount
+from zos_sglang.resident.eligibility import Departure, Refusal
+from zos_sglang.resident.executor import Executor
+from zos_sglang.resident.readback import Readback
+from zos_sglang.resident.rows import RowTable
+from zos_sglang.resident.window import Window
+
+logger = logging.getLogger(__name__)
+
+
+class LanePort(Protocol):
+    """The scheduler's and the device's side of the lane."""
+
+    def intake(self) -> None:
+        """Upstream's whole intake."""
+
+    def receive(self) -> bool:
+        """The first half of upstream's intake; whether anything waits to be dispatched."""
+
+    def dispatch(self) -> None:
+        """The second half: dispatch what was received."""
+
+    def refuses(self, batch: Any) -> Refusal | None:
+        """Why this batch may not ride."""
+
+    def table(self, batch: Any, pending: Any) -> RowTable:
+        """The batch's rows; `pending` is the batch whose result is not processed yet, or None."""
+
+    def count_launch(self, batch: Any) -> None:
+        """What upstream counts and stamps on each launch."""
+
+    def uncount_launch(self, batch: Any) -> None:
+        """Take `count_launch` back."""
+
+    def selected_again(self) -> None:
+        """What selection does on every decode step, besides selecting."""
+
+    def forward_context(self) -> Any:
+        """Make the forward stream current."""
+
+    def forward_waits_for_schedule(self) -> None:
+        """Order the next launch behind the schedule stream."""
+
+    def schedule_waits_for_forward(self) -> None:
+        """Order what the schedule stream does next behind every launch so far."""
+
+    def resolve_inputs(self, batch: Any) -> None:
+        """Materialise `batch.input_ids` from the future map."""
+
+    def relay(self, batch: Any, tokens: Any) -> None:
+        """Put the newest tokens of all rows into the future map."""
+
+    def pin(self, batch: Any, references: list[Any]) -> None:
+        """Keep references alive for as long as a launch may read them."""
+
+    def reserve(self, batch: Any, done: int, wanted: int) -> Window | None:
+        """Slots for up to `wanted` more steps of `batch`, which is `done` steps further than it knows."""
+
+    def set_allocated(self, table: RowTable, launched: int, reserved: int) -> None:
+        """Write each row's KV lengths: committed `launched` more, allocated `reserved` beyond that."""
+
+    def write_back(self, batch: Any, table: RowTable, steps: int) -> None:
+        """Move the batch on by `steps` decode steps that it does not know of yet."""
+
+    def result(self, table: RowTable, step: int, tokens: Any, arrived: Any) -> Any:
+        """What processing gets for step `step` (from 1) of `table`."""
+
+
+class Lane:
+    """Owns the open batch, its window, and the count of steps since it opened.
+
+    Args:
+        port: scheduler and device.
+        executor: runs the steps.
+        readback: brings tokens home.
+        account: counts.
+        window: steps whose KV slots are reserved at a time.
+    """
+
+    def __init__(
+        self, port: LanePort, executor: Executor, readback: Readback, account: LaneAccount, *, window: int
+    ) -> None:
+        self.port = port
+        self.executor = executor
+        self.readback = readback
+        self.account = account
+        self.window_steps = window
+        self.batch: Any = None
+        self.table: RowTable | None = None
+        self.window: Window | None = None
+        #: Steps launched since the lane opened; the first one was prepared by upstream.
+        self.launched = 0
+        #: Replays of the bare model step to time at the next opening.
+        self.floor_replays = 0
+        self._row_ended = False
+        self._unseen = False
+        self._broken = False
+
+    @property
+    def is_open(self) -> bool:
+        return self.batch is not None
+
+    # ------------------------------------------------------------ enter
+
+    def enter(self, batch: Any, pending: Any) -> Any:
+        """Open on `batch` and launch its prepared step; returns its result, or None if it may not ride."""
+        refusal = self._refuses(batch)
+        if refusal is not None:
+            if refusal is not Refusal.NOT_DECODE:
+                self.account.refused[refusal] += 1
+            return None
+        table = self.port.table(batch, pending)
+        return self._open(batch, table, pending)
+
+    def _open(self, batch: Any, table: RowTable, pending: Any) -> Any:
+        port = self.port
+        port.count_launch(batch)
+        try:
+            with port.forward_context():
+                port.forward_waits_for_schedule()
+                port.resolve_inputs(batch)
+                self.executor.open(batch)
+                if self.floor_replays:
+                    self._time_floor(batch)
+                self.executor.step()
+        except Exception:
+            self._break("could not open")
+            port.uncount_launch(batch)
+            self.executor.close()
+            return None
+        self.batch, self.table, self.window = batch, table, None
+        self.launched = 0
+        self._row_ended = False
+        # The pending result may end rows and move pages; it is processed right after this launch.
+        self._unseen = pending is not None
+        if self._unseen:
+            port.schedule_waits_for_forward()
+        batch.input_ids = None
+        self.account.opened += 1
+        return self._launched()
+
+    def _refuses(self, batch: Any) -> Refusal | None:
+        if self._broken:
+            return Refusal.CLOSED_FOR_GOOD
+        return self.port.refuses(batch) or self.executor.refuses(batch)
+
+    def _time_floor(self, batch: Any) -> None:
+        replays, self.floor_replays = self.floor_replays, 0
+        microseconds = self.executor.floor_us(replays)
+        lengths = batch.seq_lens_cpu
+        self.account.floors.append(
+            {"batch": len(lengths), "mean_len": float(lengths.double().mean()), "us": microseconds}
+        )
+
+    # ------------------------------------------------------------ ride
+
+    def ride(self) -> Any:
+        """One iteration's intake and launch; returns the step's result.
+
+        None: the lane has closed; the intake of this iteration is done.
+        """
+        port = self.port
+        if port.receive():
+            # Whatever arrived must find the ordinary state: it may read or change anything.
+            self.close(Departure.INTAKE)
+            port.dispatch()
+            return None
+        port.dispatch()
+        try:
+            room = self._has_slots()
+        except Exception:
+            self._break("could not reserve slots")
+            self.close(Departure.FAULT)
+            return None
+        if not room:
+            self.close(Departure.POOL_FULL)
+            return None
+        port.selected_again()
+        return self._advance()
+
+    def _advance(self) -> Any:
+        port = self.port
+        port.count_launch(self.batch)
+        try:
+            with port.forward_context():
+                self.executor.step()
+        except Exception:
+            self._break("a step failed")
+            port.uncount_launch(self.batch)
+            self.close(Departure.FAULT)
+            return None
+        assert self.window is not None
+        self.window.used += 1
+        return self._launched()
+
+    def _has_slots(self) -> bool:
+        """Whether the next step has its slots, after taking more if need be."""
+        if self.window is not None and self.window.left:
+            return True
+        assert self.table is not None
+        port = self.port
+        spent, first = 0, self.window is None
+        if self.window is not None:
+            spent, self.window = self.window.used, None
+        port.set_allocated(self.table, spent, 0)
+        wanted = min(self.window_steps, self.table.first_limit - self.launched)
+        self.window = port.reserve(self.batch, self.launched - 1, wanted)
+        if self.window is None:
+            return False
+        self.account.windows += 1
+        port.set_allocated(self.table, 0, self.window.steps)
+        with port.forward_context():
+            port.forward_waits_for_schedule()
+            if first:
+                # The result that was pending at the opening is processed by now.
+                self.executor.refresh()
+        return True
+
+    def _launched(self) -> Any:
+        """Queue the readback of the step just launched; returns its result."""
+        table = self.table
+        assert table is not None
+        rows = len(table)
+        tokens, arrived = self.readback.queue(rows)
+        self.launched += 1
+        self.account.steps += 1
+        self.account.row_steps += rows
+        return self.port.result(table, self.launched, tokens, arrived)
+
+    # ------------------------------------------------------------ leave
+
+    def row_ended(self, table: RowTable) -> None:
+        """Result processing ended a row of `table`."""
+        if table is self.table:
+            self._row_ended = True
+
+    def settle(self) -> None:
+        """After processing: close if a row ended, or if a further step would pass a length limit."""
+        table = self.table
+        if table is None:
+            return
+        if self._unseen:
+            self._unseen = False
+            self._row_ended = self._row_ended or any(req.finished_reason is not None for req in table.reqs)
+        if self._row_ended:
+            self.close(Departure.FINISH)
+        elif self.launched >= table.first_limit:
+            self.close(Departure.LENGTH_LIMIT)
+
+    def extra_steps(self, table: RowTable) -> int:
+        """Steps of `table` that are launched but not yet in its rows' KV lengths."""
+        if table is not self.table or self.window is None:
+            return 0
+        return self.window.used
+
+    def close(self, reason: Departure) -> None:
+        """Leave: afterwards the batch is as the ordinary loop would have left it."""
+        batch, table, window = self.batch, self.table, self.window
+        assert table is not None
+        port = self.port
+        # Upstream is about to write what the last step may still read.
+        port.schedule_waits_for_forward()
+        with port.forward_context():
+            port.relay(batch, self.executor.last_tokens())
+        port.pin(batch, self.executor.close())
+        used = 0
+        if window is not None:
+            used = window.used
+            window.give_back()
+        port.set_allocated(table, used, 0)
+        port.write_back(batch, table, self.launched - 1)
+        self.batch = self.table = self.window = None
+        self.account.left[reason] += 1
+
+    def shut(self) -> None:
+        """Close, if open, because the event loop ends."""
+        if self.is_open:
+            self.close(Departure.EXIT)
+
+    def _break(self, what: str) -> None:
+        """A fault of ours: the ordinary path from here on."""
+        logger.exception("zos-sglang: the resident lane %s; it stays closed", what)
+        self._broken = True
+        self.account.faults += 1

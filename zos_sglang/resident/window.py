@@ -1,0 +1,97 @@
+"""KV slots taken ahead of time, so that no step inside the window allocates.
+
+A window covers `steps` further steps of every row. All rows use it at the same pace, so one number, `used`,
+says what is in use; the rest goes back in one piece.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+
+class KvPool(Protocol):
+    """The allocator and the page table behind it."""
+
+    page_size: int
+
+    def free_slots(self) -> int:
+        """Slots that can be had without evicting anything."""
+
+    def take(self, count: int) -> Any:
+        """`count` slots (page size 1) or `count` pages, on the device."""
+
+    def give_back(self, taken: Any) -> None:
+        """Slots or pages that `take` returned."""
+
+    def write(self, taken: Any, steps: int) -> None:
+        """Write the slots of the next `steps` steps of every row of the open batch into `req_to_token`."""
+
+    def pick(self, taken: Any, indices: list[int]) -> Any:
+        """Some of the pages of `taken`."""
+
+
+def new_pages(lengths: np.ndarray, steps: int, page_size: int) -> np.ndarray:
+    """Per row, the pages that `steps` more tokens begin. `lengths` int64 [rows] are the tokens so far."""
+    found: np.ndarray = (lengths + steps - 1) // page_size - (lengths - 1) // page_size
+    return found
+
+
+def affordable(lengths: np.ndarray, wanted: int, page_size: int, free: int) -> int:
+    """The most steps, up to `wanted`, whose slots fit into `free` slots; 0 if not even one does."""
+    if page_size == 1:
+        return min(wanted, free // len(lengths))
+    # One new page a row at most, which is what the page table kernel handles.
+    steps = min(wanted, page_size)
+    while steps and int(new_pages(lengths, steps, page_size).sum()) * page_size > free:
+        steps //= 2
+    return steps
+
+
+@dataclass
+class Window:
+    """One reservation. `lengths`, int64 [rows], are the rows' lengths when it was made."""
+
+    pool: KvPool
+    lengths: np.ndarray
+    steps: int
+    used: int = 0
+    taken: Any = field(default=None, repr=False)
+
+    @classmethod
+    def reserve(cls, pool: KvPool, lengths: np.ndarray, wanted: int) -> Window | None:
+        """Slots for up to `wanted` steps and at least one, or None if there is no room."""
+        page = pool.page_size
+        steps = affordable(lengths, wanted, page, pool.free_slots())
+        if steps < 1:
+            return None
+        window = cls(pool, lengths, steps)
+        count = steps * len(lengths) if page == 1 else int(new_pages(lengths, steps, page).sum())
+        window.taken = pool.take(count)
+        try:
+            pool.write(window.taken, steps)
+        except Exception:
+            pool.give_back(window.taken)
+            raise
+        return window
+
+    @property
+    def left(self) -> int:
+        return self.steps - self.used
+
+    def give_back(self) -> None:
+        """Return what no step used. The window is spent afterwards."""
+        taken, self.taken = self.taken, None
+        page = self.pool.page_size
+        if self.left == 0 or taken is None:
+            return
+        if page == 1:
+            self.pool.give_back(taken[self.used * len(self.lengths) :])
+            return
+        needs = new_pages(self.lengths, self.steps, page) > 0
+        begun = new_pages(self.lengths, self.used, page) > 0 if self.used else np.zeros_like(needs)
+        unused = np.flatnonzero(~begun[needs]).tolist()
+        if unused:
+            self.pool.give_back(self.pool.pick(taken, unused))

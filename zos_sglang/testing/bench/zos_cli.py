@@ -1,0 +1,213 @@
+"""Command line of scripts/bench_zos.py."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from zos_sglang.modes import MODES
+from zos_sglang.testing.bench.checkpoint import vocabulary
+from zos_sglang.testing.bench.cli import numbers, pair
+from zos_sglang.testing.bench.client import BenchError
+from zos_sglang.testing.bench.plot import PlotError, draw
+from zos_sglang.testing.bench.record import provenance
+from zos_sglang.testing.bench.serve import SHAPES, TINY, Config, find_model
+from zos_sglang.testing.bench.zos import Budget, Plan
+from zos_sglang.testing.bench.zos_file import ResultFile, load
+from zos_sglang.testing.bench.zos_run import Session, log_interval, run, true_sync
+from zos_sglang.testing.bench.zos_table import print_summary
+from zos_sglang.testing.models import ModelError
+from zos_sglang.testing.server import ServerFailed, cuda_available
+
+PLOT_NAME = "bench_zos.png"
+#: Mode off is final until a restart, so it cannot take turns.
+SWITCHABLE = tuple(mode for mode in MODES if mode != "off")
+
+DESCRIPTION = """\
+Decode steps of every mode in one server process, switched live, over prompt lengths, answer lengths and
+batch sizes; then the same waves in a process of stock SGLang with --disable-overlap-schedule. A wave is
+one batch, greedy, from an empty prefix cache. Its figures:
+
+  step          wall time from decode step to decode step (the probe's; the separate process: its log's)
+  floor         stock's decode graph of that batch, replayed 200 times in the middle of an untimed wave of
+                mode resident; absent without CUDA graphs
+  tokens/s      output tokens over the wall time of the decode part; ratios within each repeat, over stock
+  CPU           CPU time of the scheduler's thread per step, outside the model's forward
+  lane          share of the wave's row-steps that the resident lane ran usefully; copies to the device per
+                lane step; row-steps wasted
+  answers       digests of all output tokens, every mode against stock, repeat by repeat
+
+--out holds bench_zos.json (rewritten after every repeat), waves.jsonl (every sample), bench_zos.png and
+the servers' logs. An interrupted run keeps all complete repeats; --resume goes on, with other batches,
+lengths, repeats or another --attention too, but not with other code, versions, machine or settings."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags; the defaults are those of the measurement on a CUDA device."""
+    found = argparse.ArgumentParser(
+        prog="bench_zos.py",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=DESCRIPTION,
+        epilog="Exit code: 0 all answers equal, 1 answers differ between modes, 2 could not run.",
+    )
+    found.add_argument(
+        "--modes", type=_modes, default="sync,stock,overlap,resident", help="(sync,stock,overlap,resident)"
+    )
+    found.add_argument("--batches", type=numbers, default=(1, 16, 64, 256), help="(1,16,64,256)")
+    found.add_argument("--prompt-lengths", type=numbers, default=(32, 4096), help="tokens (32,4096)")
+    found.add_argument("--output-tokens", type=numbers, default=(256, 1024), help="tokens (256,1024)")
+    found.add_argument(
+        "--shapes",
+        type=_shapes,
+        metavar="IN:OUT,...",
+        help="pairs of prompt and output tokens, instead of each length with each",
+    )
+    found.add_argument("--repeats", type=int, default=5, help="timed repeats, in alternating order (5)")
+    found.add_argument("--warmup", type=int, default=2, help="untimed waves of each mode before them (2)")
+    found.add_argument(
+        "--turns", type=int, default=0, help="turns of each mode within every wave, 0 for whole waves (0)"
+    )
+    found.add_argument(
+        "--floors", type=int, help="waves that ask for the floor (1 with CUDA graphs, 0 without)"
+    )
+    found.add_argument(
+        "--separate-sync",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also start stock with --disable-overlap-schedule (on)",
+    )
+    found.add_argument("--model", default=TINY, help=f"{TINY}, {', '.join(SHAPES)} or a folder ({TINY})")
+    found.add_argument(
+        "--graphs", choices=("on", "off"), default="on", help="CUDA graphs; no effect on a CPU"
+    )
+    found.add_argument("--attention", help="triton or fa3 (triton on CUDA, torch_native on the CPU)")
+    found.add_argument("--dtype", help="(bfloat16 on CUDA, float32 on the CPU)")
+    found.add_argument("--env", action="append", default=[], metavar="K=V", help="for the server; repeatable")
+    found.add_argument("--server-args", default="", help="more flags for the servers, as one string")
+    found.add_argument("--cache", type=Path, default=Path(".cache"), help="where models are kept (.cache)")
+    found.add_argument("--start-timeout-s", type=float, default=420, help="for each server (420)")
+    found.add_argument("--limit-s", type=float, help="stop cleanly before so many seconds are over")
+    found.add_argument("--out", type=Path, metavar="DIR", help="folder for the results")
+    found.add_argument("--resume", action="store_true", help="go on with what --out holds")
+    found.add_argument(
+        "--plot-only", type=Path, metavar="DIR", help="measure nothing: table and plot of the results in DIR"
+    )
+    found.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, or draw what was measured; returns the exit code."""
+    args = parser().parse_args(argv)
+    if (args.out is None) == (args.plot_only is None):
+        parser().error("name one of --out DIR and --plot-only DIR")
+    try:
+        data = load(args.plot_only) if args.plot_only else _measure(args)
+    except (ServerFailed, BenchError, ModelError, OSError, ValueError) as error:
+        print(f"bench_zos: error: {error}", file=sys.stderr)
+        return 2
+    drawn = _draw(data, args.plot_only or args.out)
+    if args.json:
+        print(json.dumps(data))
+    else:
+        print_summary(data)
+    if args.plot_only and not drawn:
+        return 2
+    return exit_code(data)
+
+
+def exit_code(data: dict[str, Any]) -> int:
+    """1 if any point's answers differ, else 2 if a point could not run or nothing was compared, else 0."""
+    verdicts = {entry["verdict"] for entry in data["summary"]["answers"]}
+    if verdicts & {"different", "unstable"}:
+        return 1
+    broken = any(point["error"] for point in data["points"])
+    return 2 if broken or "equal" not in verdicts else 0
+
+
+def _measure(args: argparse.Namespace) -> dict[str, Any]:
+    # A time limit from outside must stop the servers too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
+    budget = Budget(args.limit_s)
+    session = _session(args)
+    head = provenance("bench_zos")
+    identity = {
+        "model": args.model,
+        "modes": args.modes,
+        "turns": args.turns,
+        "graphs": args.graphs,
+        "dtype": args.dtype,
+        "env": args.env,
+        "server_args": args.server_args,
+    }
+    cuda, config = cuda_available(), session.config
+    servers = {
+        # The model's path is this machine's business; the flags are what was measured.
+        "live": {"args": config.command_args(cuda), "env": config.environment(cuda)},
+        "separate": {"args": true_sync(config).command_args(cuda)} if args.separate_sync else None,
+    }
+    result = ResultFile(args.out, head, identity, {"servers": servers}, args.resume)
+    run(session, result, args.out, budget)
+    return result.data
+
+
+def _session(args: argparse.Namespace) -> Session:
+    shapes = args.shapes or tuple((p, o) for p in args.prompt_lengths for o in args.output_tokens)
+    model = find_model(args.model, args.cache)
+    config = Config(
+        model=model,
+        mode=args.modes[0],
+        attention=args.attention,
+        dtype=args.dtype,
+        graphs=args.graphs == "on",
+        batches=args.batches,
+        tokens_a_request=max(prompt + output for prompt, output in shapes),
+        env=dict(pair(text) for text in args.env),
+        args=[*log_interval([output for _, output in shapes]), *shlex.split(args.server_args)],
+    )
+    floors = args.floors
+    if floors is None:
+        floors = 1 if cuda_available() and args.graphs == "on" else 0
+    return Session(
+        config=config,
+        plan=Plan(args.modes, args.repeats, args.warmup, args.turns, floors, vocabulary(model)),
+        attention=args.attention or ("triton" if cuda_available() else "torch_native"),
+        shapes=shapes,
+        batches=args.batches,
+        separate=args.separate_sync,
+        start_timeout_s=args.start_timeout_s,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+
+
+def _draw(data: dict[str, Any], out: Path) -> bool:
+    try:
+        draw(data["summary"], data["identity"]["model"], out / PLOT_NAME)
+    except PlotError as error:
+        print(f"bench_zos: no plot: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def _modes(text: str) -> tuple[str, ...]:
+    words = tuple(text.split(","))
+    if unknown := [word for word in words if word not in SWITCHABLE]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(SWITCHABLE)}")
+    if len(set(words)) < max(2, len(words)):
+        raise argparse.ArgumentTypeError("name at least two different modes")
+    return words
+
+
+def _shapes(text: str) -> tuple[tuple[int, int], ...]:
+    try:
+        found = tuple((int(a), int(b)) for a, b in (word.split(":") for word in text.split(",")))
+    except ValueError:
+        found = ((0, 0),)
+    if min(min(shape) for shape in found) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of shapes such as 32:1024,4096:256")
+    return found

@@ -1,0 +1,94 @@
+"""Puts the resident lane together over a live scheduler."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from zos_sglang.overlap.isolation import PinRing
+from zos_sglang.overlap.streams import Streams
+from zos_sglang.resident.account import LaneAccount
+from zos_sglang.resident.eager import EagerExecutor
+from zos_sglang.resident.eligibility import Refusal
+from zos_sglang.resident.executor import Executor
+from zos_sglang.resident.graph_executor import GraphExecutor
+from zos_sglang.resident.lane import Lane
+from zos_sglang.resident.readback import Readback
+from zos_sglang.settings import Settings
+from zos_sglang.upstream.decode_coverage import FA3, TRITON, Uncovered, uncovered
+from zos_sglang.upstream.decode_graph import DecodeGraphs
+from zos_sglang.upstream.lane_eligibility import server_refusal
+from zos_sglang.upstream.lane_model import SglangModelStep
+from zos_sglang.upstream.lane_port import SglangLane, SglangLanePort
+from zos_sglang.upstream.lane_results import LaneResults
+from zos_sglang.upstream.port import SglangDevice
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the lane shares with the ordinary path."""
+
+    scheduler: Any
+    device: SglangDevice
+    streams: Streams
+    pins: PinRing
+
+
+def build_lane(parts: Parts, settings: Settings, account: LaneAccount) -> tuple[Lane, LaneResults] | None:
+    """The lane with its result processing, or None, logged, where no batch of this server may ride."""
+    scheduler, device, streams = parts.scheduler, parts.device, parts.streams
+    if found := server_refusal(scheduler):
+        _say_closed(account, *found)
+        return None
+    executor = _executor(parts, settings)
+    if isinstance(executor, Uncovered):
+        _say_closed(account, *executor)
+        return None
+    port = SglangLanePort(scheduler, device, streams, parts.pins)
+    port.graphs = executor.graphs
+    readback = Readback(executor.ring, streams.copy_waits_for_forward, device.copy_context, device.new_event)
+    lane = SglangLane(port, executor, readback, account, window=settings.lane_window)
+    results = LaneResults(scheduler, account, lane.extra_steps, lane.row_ended)
+    logger.info(
+        "zos-sglang: resident lane ready: %s steps, window %d, ring %d",
+        "CUDA-graph" if executor.graphs else "eager",
+        settings.lane_window,
+        settings.lane_ring,
+    )
+    return lane, results
+
+
+def _say_closed(account: LaneAccount, reason: Refusal, words: str) -> None:
+    account.refused[reason] += 1
+    logger.warning("zos-sglang: the resident lane stays closed (%s): %s", reason.value, words)
+
+
+def _executor(parts: Parts, settings: Settings) -> Executor | Uncovered:
+    """CUDA graphs where the server has them, else ordinary forwards."""
+    scheduler = parts.scheduler
+    runner = scheduler.tp_worker.model_runner
+    if type(runner.decode_cuda_graph_runner).__name__ == "DecodeCudaGraphRunner":
+        if why := uncovered(runner):
+            return why
+        graphs = GraphExecutor(
+            DecodeGraphs(runner, metadata=settings.lane_metadata),
+            depth=settings.lane_ring,
+            fused=settings.lane_graphs == "fused",
+        )
+        with parts.device.forward_context():
+            graphs.capture_all()
+        return graphs
+    backend = type(runner.attn_backend).__name__
+    if torch.device(runner.device).type != "cpu" and backend not in (TRITON, FA3):
+        return Uncovered(Refusal.ATTENTION_BACKEND, f"attention backend {backend}")
+    return EagerExecutor(
+        SglangModelStep(runner),
+        scheduler.req_to_token_pool.req_to_token,
+        depth=settings.lane_ring,
+        capacity=scheduler.max_running_requests,
+    )

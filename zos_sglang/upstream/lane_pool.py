@@ -1,0 +1,50 @@
+"""The lane's view of SGLang 0.5.23's KV allocator and page table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from zos_sglang.resident.kernels import write_slots
+from zos_sglang.resident.window import Window
+
+
+class SglangKvPool:
+    """`KvPool` over `TokenToKVPoolAllocator` and `PagedTokenToKVPoolAllocator`. Schedule stream only."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.allocator = scheduler.token_to_kv_pool_allocator
+        self.table = scheduler.req_to_token_pool.req_to_token
+        self.page_size = int(self.allocator.page_size)
+        self._rows: Any = None
+        self._lengths: Any = None
+
+    def reserve(self, batch: Any, done: int, wanted: int) -> Window | None:
+        """Slots for the steps after `batch`'s own and `done` more."""
+        self._rows = batch.req_pool_indices
+        self._lengths = batch.seq_lens + done
+        try:
+            return Window.reserve(self, batch.seq_lens_cpu.numpy() + done, wanted)
+        finally:
+            self._rows = self._lengths = None
+
+    def free_slots(self) -> int:
+        return int(self.allocator.available_size())
+
+    def take(self, count: int) -> torch.Tensor:
+        """Slots, int64 [count], or page ids, int64 [count]; from free pages only, so nothing is evicted."""
+        taken = self.allocator.alloc(count * self.page_size)
+        if taken is None:
+            raise RuntimeError(f"the KV allocator has no {count} pages although it reported them free")
+        return taken if self.page_size == 1 else taken[:: self.page_size] // self.page_size
+
+    def give_back(self, taken: torch.Tensor) -> None:
+        self.allocator.free_page_ids(taken)
+
+    def write(self, taken: torch.Tensor, steps: int) -> None:
+        write_slots(self.table, self._rows, self._lengths, taken, steps, page_size=self.page_size)
+
+    def pick(self, taken: torch.Tensor, indices: list[int]) -> torch.Tensor:
+        chosen = torch.tensor(indices, dtype=torch.int64, pin_memory=taken.is_cuda)
+        return taken[chosen.to(taken.device, non_blocking=True)]

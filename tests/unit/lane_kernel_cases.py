@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from zos_sglang.resident import kernels
+from zos_sglang.resident import greedy, kernels
 
 CONTEXT = 700
 POOL = 40
@@ -148,12 +148,74 @@ def append_page(rng: random.Random, device: str) -> None:
     compare(launch_append_page, kernels.append_page_reference, arguments, page_size=page)
 
 
+def _logits(rng: random.Random, rows: int, columns: int, device: str) -> torch.Tensor:
+    """Random ones with many ties, both zeros, infinities and NaN."""
+    drawn = torch.randint(-3, 4, (rows, columns)).float() / rng.choice([1, 3, 0.0001])
+    odd = torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan")])
+    for _ in range(rng.randint(0, 6)):
+        drawn[rng.randrange(rows), rng.randrange(columns)] = odd[rng.randrange(5)]
+    if rng.random() < 0.2:
+        drawn[rng.randrange(rows)] = float("-inf")
+    return drawn.to(rng.choice([torch.float32, torch.bfloat16])).to(device)
+
+
+def largest_of_parts(rng: random.Random, device: str) -> None:
+    from zos_sglang.resident.triton_kernels import launch_largest_of_parts
+
+    rows, columns = rng.randint(1, 5), rng.randint(1, 5000)
+    logits = _logits(rng, rows, columns, device)
+    arguments = (
+        _noise((rows, rng.choice([1, 2, 8])), torch.int64, device),
+        _int64([rng.randint(0, 2**40)], device),
+    )
+
+    # Bound, because a NaN among them would make them differ from themselves.
+    def launch(*rest: torch.Tensor) -> None:
+        launch_largest_of_parts(logits, *rest)
+
+    def reference(*rest: torch.Tensor) -> None:
+        greedy.largest_of_parts_reference(logits, *rest)
+
+    compare(launch, reference, arguments)
+
+
+def hand_on(rng: random.Random, device: str) -> None:
+    from zos_sglang.resident.triton_kernels import launch_hand_on
+
+    rows, capacity, depth = rng.randint(1, 40), rng.choice([40, 64]), rng.randint(1, 4)
+    arguments = (
+        torch.randint(-(2**62), 2**62, (rows, rng.choice([1, 8, 64]))).to(device),
+        _noise((capacity,), torch.int64, device),
+        _noise((depth, capacity), torch.int64, device),
+        _int64([rng.randint(1, 2**40)], device),
+        _int64([rng.randint(0, rows)], device),
+    )
+    compare(launch_hand_on, greedy.hand_on_reference, arguments)
+
+
+def argmax(rng: random.Random, device: str) -> None:
+    """Both kernels together are `torch.argmax`."""
+    from zos_sglang.resident.triton_kernels import launch_hand_on, launch_largest_of_parts
+
+    rows, columns = rng.randint(1, 5), rng.randint(1, 5000)
+    logits, count = _logits(rng, rows, columns, device), rng.choice([1, 4, 64])
+    parts, tokens = _int64([0] * rows * count, device).view(rows, count), _int64([0] * rows, device)
+    ring, counter = _int64([0] * rows, device).view(1, rows), _int64([0], device)
+    launch_largest_of_parts(logits, parts, counter)
+    launch_hand_on(parts, tokens, ring, counter, _int64([rows], device))
+    assert torch.equal(tokens, torch.argmax(logits, -1)), (tokens, torch.argmax(logits, -1))
+    assert torch.equal(ring[0], tokens)
+
+
 CASES: dict[str, Callable[[random.Random, str], None]] = {
     "advance": advance,
     "emit": emit,
     "write_slots": write_slots,
     "gather_slots": gather_slots,
     "append_page": append_page,
+    "largest_of_parts": largest_of_parts,
+    "hand_on": hand_on,
+    "argmax": argmax,
 }
 
 

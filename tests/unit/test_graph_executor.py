@@ -26,10 +26,11 @@ def run_window(executor: GraphExecutor, rows: Rows, steps: int) -> None:
     batch = rows.batch()
     executor.open(batch)
     rows.reserve(batch, steps - 1)
-    for step in range(steps):
+    for _ in range(steps):
+        slot = rows.decode.steps % DEPTH
         executor.step()
         expected = rows.expect()
-        assert executor.ring[step % DEPTH, : len(expected)].tolist() == expected
+        assert executor.ring[slot, : len(expected)].tolist() == expected
         assert executor.last_tokens().tolist() == expected
     executor.close()
 
@@ -100,6 +101,27 @@ def test_warm_up_of_graphs_neither_advances_nor_emits(monkeypatch: pytest.Monkey
     after = [*decode.buffers, executor.ring]
     assert all(torch.equal(was, now) for was, now in zip(before, after, strict=True))
     run_window(executor, rows, 3)
+
+
+def test_closing_hands_back_what_a_step_in_flight_reads() -> None:
+    decode = ToyDecode()
+    executor = GraphExecutor(decode, depth=DEPTH)
+    executor.open(Rows(decode, prompts(3)).batch())
+    loaded = executor._loaded
+    executor.step()
+    assert any(held is loaded for held in executor.close())
+
+
+def test_slots_that_moved_are_read_anew_on_refresh() -> None:
+    """Publishing a prefix may replace slots below the rows' lengths while the lane stays open."""
+    decode = ToyDecode()
+    executor = GraphExecutor(decode, depth=DEPTH)
+    rows = Rows(decode, prompts(3))
+    batch = rows.batch()
+    executor.open(batch)
+    executor.step()
+    executor.refresh()
+    assert decode.reloaded == [4]
 
 
 def test_no_step_without_a_batch() -> None:

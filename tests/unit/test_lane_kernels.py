@@ -166,20 +166,22 @@ def test_kernels_compile_for_the_device(page: int) -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("interpreted functions cannot be compiled")
     i64 = {"rows", "seq_lens", "slots", "pages", "tokens", "live", "counter", "positions", "input_ids"}
-    i64 |= {"out_cache_loc", "sampled", "ring", "kv_indices"}
+    i64 |= {"out_cache_loc", "sampled", "ring", "kv_indices", "parts"}
     i32 = {"table", "kv_indptr", "cache_seqlens", "page_table"}
     compiled = 0
     for name, function in vars(tk).items():
         if not name.endswith("_kernel"):
             continue
-        constants = {"BLOCK": 128, "PAGE": page}
+        constants = {"BLOCK": 128, "PAGE": page, "PARTS": 8}
         signature = {
             argument: "*i64" if argument in i64 else "*i32" if argument in i32 else "i32"
             for argument in function.arg_names
         }
+        if "logits" in signature:
+            signature["logits"] = "*fp32"
         used = {key: value for key, value in constants.items() if key in signature}
         signature |= dict.fromkeys(used, "constexpr")
         binary = compile(ASTSource(function, signature, used), target=GPUTarget("cuda", 90, 32))
         assert binary.asm["cubin"], name
         compiled += 1
-    assert compiled == 6
+    assert compiled == 8

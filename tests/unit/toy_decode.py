@@ -44,6 +44,7 @@ class ToyDecode:
         self.greedy = True
         self.steps = 0
         self.fused_graphs = 0
+        self.reloaded: list[int] = []
         self._graphs: dict[int, Any] = {}
 
     def metadata(self, live: Any) -> Any:
@@ -63,6 +64,9 @@ class ToyDecode:
 
     def count_step(self) -> None:
         self.steps += 1
+
+    def reload_metadata(self, bucket: int) -> None:
+        self.reloaded.append(bucket)
 
     def why_not_fused(self) -> str | None:
         return None if self.device.type == "cuda" else "no CUDA device"

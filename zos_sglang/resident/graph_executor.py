@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from zos_sglang.resident import kernels
+from zos_sglang.resident import greedy, kernels
 from zos_sglang.resident.capture import Capture
 from zos_sglang.resident.eligibility import Refusal
 
@@ -73,6 +73,7 @@ class GraphExecutor:
         self._fuse = fused and self._may_fuse(decode)
         self.ring = torch.zeros((depth, capacity), dtype=torch.int64, device=device)
         self._tokens = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self._parts = torch.zeros(capacity * greedy.MOST_PARTS, dtype=torch.int64, device=device)
         self._sampled = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._live = torch.zeros(1, dtype=torch.int64, device=device)
         self._counter = torch.zeros(1, dtype=torch.int64, device=device)
@@ -195,10 +196,12 @@ class GraphExecutor:
         self._metadata.write(size)
 
     def _choose(self, logits: Any) -> None:
-        # The call of upstream's sampler. Ties and NaN go to the first index whatever the number of rows, so
-        # taking the padding rows along changes nothing.
-        torch.argmax(logits, -1, out=self._sampled[: logits.shape[0]])
-        self._emit_eagerly()
+        # What upstream's sampler finds with `torch.argmax`: of equal logits and of NaNs the first.
+        rows = logits.shape[0]
+        count = greedy.parts_of(rows)
+        parts = self._parts[: rows * count].view(rows, count)
+        greedy.largest_of_parts(logits, parts, self._counter)
+        greedy.hand_on(parts, self._tokens, self.ring, self._counter, self._live)
 
     def _emit_eagerly(self) -> None:
         kernels.emit(self._sampled, self._tokens, self.ring, self._counter, self._live)

@@ -24,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
+from zos_sglang.resident import greedy
 from zos_sglang.resident.kernels import StepBuffers
 
 ROWS = 128
@@ -211,4 +212,60 @@ def launch_append_page(
         PAGE=page_size,
         BLOCK=ROWS,
         num_warps=ROWS // 32,
+    )
+
+
+@triton.jit
+def _largest_kernel(logits, row_stride, parts, counter, columns, span, BLOCK: tl.constexpr):
+    r = tl.program_id(0)
+    part = tl.program_id(1)
+    if r + part == 0:
+        # Nothing else here looks at it.
+        tl.store(counter, tl.load(counter) + 1)
+    row = logits + r.to(tl.int64) * row_stride
+    first = part * span
+    last = tl.minimum(first + span, columns)
+    best = tl.full([BLOCK], -2147483648, tl.int32)
+    column_of_best = tl.zeros([BLOCK], tl.int32)
+    for start in range(first, last, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        value = tl.load(row + column, mask=column < last, other=0.0).to(tl.float32)
+        bits = value.to(tl.int32, bitcast=True)
+        key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+        key = tl.where(value == 0.0, 0, key)
+        key = tl.where(value != value, 0x7FFFFFFF, key)  # noqa: PLR0124 - only NaN differs from itself
+        key = tl.where(column < last, key, -2147483648)
+        better = key > best
+        best = tl.where(better, key, best)
+        column_of_best = tl.where(better, column, column_of_best)
+    packed = (best.to(tl.int64) << 32) | (4294967295 - column_of_best.to(tl.int64))
+    tl.store(parts + r * tl.num_programs(1) + part, tl.max(packed, 0))
+
+
+def launch_largest_of_parts(logits: Any, parts: Any, counter: Any) -> None:
+    rows, columns = logits.shape
+    span = greedy.span_of(columns, parts.shape[1])
+    _largest_kernel[(rows, parts.shape[1])](
+        logits, logits.stride(0), parts, counter, columns, span, BLOCK=greedy.TILE, num_warps=4
+    )
+
+
+@triton.jit
+def _hand_on_kernel(
+    parts, tokens, ring, ring_stride, depth, counter, live, PARTS: tl.constexpr, BLOCK: tl.constexpr
+):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = index < tl.load(live)
+    keys = tl.load(parts + index[:, None] * PARTS + tl.arange(0, PARTS)[None, :], mask=real[:, None], other=0)
+    token = 4294967295 - (tl.max(keys, 1) & 4294967295)
+    slot = ring + ((tl.load(counter) - 1) % depth) * ring_stride
+    tl.store(tokens + index, token, mask=real)
+    tl.store(slot + index, token, mask=real)
+
+
+def launch_hand_on(parts: Any, tokens: Any, ring: Any, counter: Any, live: Any) -> None:
+    rows, count = parts.shape
+    block = 16
+    _hand_on_kernel[(triton.cdiv(rows, block),)](
+        parts, tokens, ring, ring.stride(0), ring.shape[0], counter, live, PARTS=count, BLOCK=block
     )

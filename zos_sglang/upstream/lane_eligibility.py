@@ -12,7 +12,6 @@ from sglang.srt.debug_utils.dumper import dumper
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.environ import envs
 from sglang.srt.eplb.expert_distribution import get_global_expert_distribution_recorder
-from sglang.srt.layers.sampler import Sampler
 from sglang.srt.managers import scheduler as scheduler_module
 from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
@@ -25,6 +24,9 @@ from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.upstream import hooks
+
+#: Upstream's own, and the one of its KV canary. Others may keep state from step to step.
+_SAMPLERS = ("Sampler", "_OracleSampler")
 
 
 def server_refusal(scheduler: Any) -> tuple[Refusal, str] | None:
@@ -66,7 +68,7 @@ def server_refusal(scheduler: Any) -> tuple[Refusal, str] | None:
         (
             Refusal.SAMPLER,
             "another sampler",
-            type(runner.sampler) is not Sampler
+            type(runner.sampler).__name__ not in _SAMPLERS
             or runner.sampling_observer is not None
             or runner.watermark_state is not None,
         ),

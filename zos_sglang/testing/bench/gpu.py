@@ -18,6 +18,7 @@ COARSE = {"SGLANG_FORCE_COARSE_WAR_BARRIER": "1"}
 SPIN = {"ZOS_WAIT": "spin"}
 #: Requests the canary's server runs at once.
 _CANARY_RUNNING = 64
+_OVERLAPPING = ("overlap", "resident")
 
 
 @dataclass(frozen=True)
@@ -122,10 +123,13 @@ def _streams(handles: dict[str, Any]) -> Check:
     return Check("three distinct stream handles", distinct, handles)
 
 
-def _canary_config(poison: bool) -> Callable[[Path, Scale], Config]:
+def _canary_config(
+    poison: bool = False, mode: str = "overlap", page_size: int = 1
+) -> Callable[[Path, Scale], Config]:
     def config(models: Path, scale: Scale) -> Config:
         return Config(
             model=write_config(models / "canary", scale.shape, dtype=scale.dtype),
+            mode=mode,
             dtype=scale.dtype,
             attention="triton" if cuda_available() else None,
             batches=(1, 16, _CANARY_RUNNING),
@@ -137,6 +141,7 @@ def _canary_config(poison: bool) -> Callable[[Path, Scale], Config]:
                 *("--chunked-prefill-size", "512"),
                 *("--schedule-conservativeness", "0.1"),
                 *("--kv-canary-sweep-interval", "100"),
+                *("--page-size", str(page_size)),
             ],
         )
 
@@ -149,7 +154,7 @@ def _examine_canary(server: ServerProcess, models: Path, scale: Scale) -> tuple[
     if result["broken"] is None:
         with BenchClient(server.url) as client:
             zos = client.zos()
-        result["zos"] = {name: zos[name] for name in ("mode", "reasons", "paths", "streams")}
+        result["zos"] = {name: zos[name] for name in ("mode", "reasons", "paths", "streams", "lane")}
     return result, judge_canary(result, load.tokens)
 
 
@@ -172,7 +177,11 @@ def judge_canary(result: dict[str, Any], tokens: int) -> list[Check]:
     ]
     if zos := result.get("zos"):
         overlapped = zos["reasons"]["overlapped"]
-        checks.append(Check("launches overlapped", zos["mode"] == "overlap" and overlapped > 0, overlapped))
+        checks.append(Check("launches overlapped", zos["mode"] in _OVERLAPPING and overlapped > 0, overlapped))
+        if zos["mode"] == "resident":
+            share = zos["lane"]["share"]
+            checks.append(Check("decode steps ran in the lane", share > 0.5, zos["lane"]))
+            checks.append(Check("no fault in the lane", zos["lane"]["faults"] == 0, zos["lane"]["faults"]))
         checks.append(Check("no launch fell back", zos["paths"]["fallbacks"] == 0, zos["paths"]["fallbacks"]))
     return checks
 
@@ -197,7 +206,15 @@ PARTS = {
         _timing_part("fa3", "", {}, "FA3 attention, fine barrier: answers and step time"),
         _timing_part("fa3", "spin", SPIN, "the same with ZOS_WAIT=spin"),
         _timing_part("fa3", "coarse", COARSE, "the same with the coarse barrier"),
-        Part("canary", "KV canary under a rough load", 60, _canary_config(False), _examine_canary),
+        Part("canary", "KV canary under a rough load", 60, _canary_config(), _examine_canary),
+        Part("canary-lane", "the same in the lane", 60, _canary_config(mode="resident"), _examine_canary),
+        Part(
+            "canary-lane-64",
+            "the same in the lane, page size 64",
+            60,
+            _canary_config(mode="resident", page_size=64),
+            _examine_canary,
+        ),
         Part("canary-bites", "KV canary with swapped tokens", 20, _canary_config(True), _examine_poisoned),
     )
 }

@@ -1,0 +1,310 @@
+"""Model, ring and executors of the lane's simulation: kernels on the virtual GPU that know addresses only."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from tests.unit.fake_batch import Result
+from tests.unit.lane_fakes import LaneBatch, kv_of, sample
+from tests.unit.lane_memory import LaneGpu
+from tests.unit.virtual_gpu import Address, Event
+from zos_sglang.resident.eligibility import Refusal
+
+
+def decode_row(gpu: LaneGpu, slots: list[int], slot: int, token: int, temp: int) -> int:
+    """One row of one decode step: `slots` are those of the tokens before, `slot` is the one to write."""
+    before = [gpu.kv.get(s, 0) for s in slots]
+    gpu.kv[slot] = kv_of(before, token, len(slots))
+    return sample([*before, gpu.kv[slot]], len(slots) + 1, temp)
+
+
+class LaneWorker:
+    """Upstream's model worker: the ordinary launch."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        self.shared_read_done_event: Event | None = None
+
+    def forward_batch_generation(self, batch: LaneBatch, **_: Any) -> Result:
+        world, gpu = self.world, self.world.gpu
+        n = len(batch.reqs)
+        result = Result(world.next_serial(), n)
+        new = batch.extend_lens or [1] * n
+        assert batch.input_ids and batch.sampling_info and gpu.current is gpu.forward
+        tokens, temps = batch.input_ids.address, batch.sampling_info.temps.address
+        rows, lengths = batch.req_pool_indices.address, batch.seq_lens.address
+        slots: list[list[int]] = []
+
+        def metadata() -> None:
+            found = gpu.load(rows, n, "rows of requests"), gpu.load(lengths, n, "lengths")
+            slots.extend(gpu.row(row, max(length, 1)) for row, length in zip(*found, strict=True))
+
+        gpu.current.enqueue(metadata)
+        if world.records_read_done():
+            self.shared_read_done_event = Event(gpu)
+            self.shared_read_done_event.record(gpu.forward)
+        out = result.next_token_ids = gpu.empty()
+
+        def model(to: Address = out.address) -> None:
+            words, temp = gpu.load(tokens, sum(new), "input tokens"), gpu.load(temps, n, "temperatures")
+            sampled, start = [], 0
+            for i, row in enumerate(slots):
+                for at in range(max(len(row) - new[i], 0), len(row)):
+                    token = decode_row(gpu, row[:at], row[at], words[start + at - len(row) + new[i]], temp[i])
+                sampled.append(token)
+                start += new[i]
+            gpu.store(to, tuple(sampled))
+
+        gpu.current.enqueue(model)
+        result.copy_to_cpu = partial(world.copy_to_cpu, result)
+        return result
+
+
+class Host:
+    """Pinned memory behind `Readback`: what a step left there must be read before the next one comes."""
+
+    def __init__(self, gpu: LaneGpu, depth: int) -> None:
+        self.gpu, self.unread, self.slots = gpu, [False] * depth, [()] * depth
+
+    def __getitem__(self, at: tuple[int, slice]) -> HostView:
+        return HostView(self, at[0], at[1].stop)
+
+
+class HostView:
+    """One slot of `Host` as a step's result holds it."""
+
+    def __init__(self, host: Host, slot: int, n: int) -> None:
+        self.host, self.slot, self.n = host, slot, n
+
+    def copy_(self, source: Any, non_blocking: bool) -> None:
+        host, (ring, slot, n) = self.host, source
+        assert non_blocking and n == self.n and host.gpu.current is host.gpu.copy
+
+        def copy() -> None:
+            if host.unread[self.slot]:
+                host.gpu.hazards.append("pinned slot: written over before the host read it")
+            host.unread[self.slot] = True
+            host.slots[self.slot] = ring.take(slot, n)  # type: ignore[call-overload]
+
+        host.gpu.current.enqueue(copy)
+
+    def tolist(self) -> list[int]:
+        self.host.unread[self.slot] = False
+        return list(self.host.slots[self.slot])
+
+
+class Ring:
+    """The executor's ring on the device. `torch.empty_like` makes its pinned counterpart."""
+
+    is_cuda = False
+
+    def __init__(self, gpu: LaneGpu, depth: int, capacity: int) -> None:
+        self.gpu, self.shape = gpu, (depth, capacity)
+        self.slots: list[tuple[int, ...] | None] = [None] * depth
+        self.count = 0
+
+    @classmethod
+    def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Host:
+        assert func.__name__ == "empty_like" and kwargs["device"] == "cpu"
+        return Host(args[0].gpu, args[0].shape[0])
+
+    def __getitem__(self, at: tuple[int, slice]) -> tuple[Ring, int, int]:
+        return self, at[0], at[1].stop
+
+    def emit(self, tokens: list[int]) -> None:
+        """The end of a step, on the device."""
+        slot = self.count % self.shape[0]
+        if self.slots[slot] is not None:
+            self.gpu.hazards.append("ring slot: written over before it was copied")
+        self.slots[slot] = tuple(tokens)
+        self.count += 1
+
+    def take(self, slot: int, n: int) -> tuple[int, ...]:
+        found, self.slots[slot] = self.slots[slot], None
+        if found is None or len(found) != n:
+            self.gpu.hazards.append("ring slot: not what was asked for")
+        return (*(found or ()), *[-1] * n)[:n]
+
+
+class VirtualExecutor:
+    """What both executors have in common. `faults` is called with the name of each thing that may fail."""
+
+    graphs = False
+
+    def __init__(self, gpu: LaneGpu, depth: int, capacity: int) -> None:
+        self.gpu, self.capacity, self.ring = gpu, capacity, Ring(gpu, depth, capacity)
+        self.faults: Any = lambda name: None
+        self.batch: LaneBatch | None = None
+        self.refreshes = self.floors = 0
+
+    def refuses(self, batch: LaneBatch) -> Refusal | None:
+        return Refusal.BATCH_SIZE if len(batch.reqs) > self.capacity else None
+
+    def open(self, batch: LaneBatch) -> None:
+        assert self.batch is None and self.gpu.current is self.gpu.forward
+        self.faults("open")
+        self.batch, self.rows, self.fresh = batch, len(batch.reqs), True
+        self.load(batch)
+        self.faults("opened")
+
+    def step(self) -> None:
+        """`faults` "step": before anything is queued; "stepped": with the model queued and no token emitted."""
+        assert self.batch is not None and self.gpu.current is self.gpu.forward
+        self.faults("step")
+        if not self.fresh:
+            self.advance()
+        self.fresh = False
+        self.model()
+        self.faults("stepped")
+        self.emit()
+
+    def refresh(self) -> None:
+        assert self.gpu.current is self.gpu.forward
+        self.refreshes += 1
+        self.faults("refresh")
+        self.reload()
+
+    def floor_us(self, replays: int) -> float:
+        self.floors += replays
+        self.faults("floor")
+        return 1.5
+
+    def close(self) -> list[Any]:
+        held, self.batch = self.held(), None
+        return held
+
+    def load(self, batch: LaneBatch) -> None: ...
+    def advance(self) -> None: ...
+    def model(self) -> None: ...
+    def emit(self) -> None: ...
+    def reload(self) -> None: ...
+    def held(self) -> list[Any]:
+        return []
+
+
+class GraphLike(VirtualExecutor):
+    """As the graph executor over FA3: static buffers, and a page table of its own to which each step appends.
+
+    What an opening does not overwrite is still there from the one before: the rows behind the last.
+    """
+
+    graphs = True
+
+    def __init__(self, gpu: LaneGpu, depth: int, capacity: int) -> None:
+        super().__init__(gpu, depth, capacity)
+        self.live = 0
+        self.row, self.length, self.slot, self.token, self.temp, self.sampled = (
+            [0] * capacity for _ in "123456"
+        )
+        self.pages: list[list[int]] = [[] for _ in range(capacity)]
+        with gpu.on(gpu.forward):
+            self.tokens = gpu.empty()
+
+    def load(self, batch: LaneBatch) -> None:
+        gpu, n = self.gpu, len(batch.reqs)
+        assert batch.input_ids and batch.out_cache_loc and batch.sampling_info
+        tensors = batch.req_pool_indices, batch.seq_lens, batch.out_cache_loc, batch.input_ids
+        at = [t.address for t in (*tensors, batch.sampling_info.temps)]
+        names = "rows of requests", "lengths", "slots", "input tokens", "temperatures"
+
+        def copy() -> None:
+            self.live = n
+            found = [gpu.load(a, n, what) for a, what in zip(at, names, strict=True)]
+            for buffer, values in zip(
+                (self.row, self.length, self.slot, self.token, self.temp), found, strict=True
+            ):
+                buffer[:n] = values
+
+        gpu.current.enqueue(copy)
+        self.reload()
+
+    def reload(self) -> None:
+        def gather() -> None:
+            for i in range(self.live):
+                self.pages[i] = self.gpu.row(self.row[i], self.length[i] - 1)
+
+        self.gpu.current.enqueue(gather)
+
+    def advance(self) -> None:
+        def kernel() -> None:
+            for i in range(self.live):
+                self.pages[i].append(self.slot[i])
+                self.token[i], self.length[i] = self.sampled[i], self.length[i] + 1
+                self.slot[i] = self.gpu.slot(self.row[i], self.length[i] - 1)
+
+        self.gpu.current.enqueue(kernel)
+
+    def model(self) -> None:
+        def graph() -> None:
+            for i in range(self.live):
+                args = self.pages[i], self.slot[i], self.token[i], self.temp[i]
+                self.sampled[i] = decode_row(self.gpu, *args)
+
+        self.gpu.current.enqueue(graph)
+
+    def emit(self) -> None:
+        def kernel(to: Address = self.tokens.address) -> None:
+            self.gpu.store(to, tuple(self.sampled))
+            self.ring.emit(self.sampled[: self.live])
+
+        self.gpu.current.enqueue(kernel)
+
+    def last_tokens(self) -> Any:
+        return self.tokens
+
+
+class EagerLike(VirtualExecutor):
+    """As the eager executor: new tensors for each step, the page table read by each, the batch's own inputs."""
+
+    def load(self, batch: LaneBatch) -> None:
+        assert batch.sampling_info
+        self.inputs, self.lengths, self.slots = batch.input_ids, batch.seq_lens, batch.out_cache_loc
+        self.indices, self.temps = batch.req_pool_indices, batch.sampling_info.temps
+
+    def advance(self) -> None:
+        gpu, n = self.gpu, self.rows
+        self.lengths = self.lengths + 1
+        self.slots = gpu.empty()
+
+        def gather(
+            to: Any = self.slots.address, r: Any = self.indices.address, at: Any = self.lengths.address
+        ) -> None:
+            found = gpu.load(r, n, "rows of requests"), gpu.load(at, n, "lengths")
+            gpu.store(to, tuple(gpu.slot(row, length - 1) for row, length in zip(*found, strict=True)))
+
+        gpu.current.enqueue(gather)
+
+    def model(self) -> None:
+        gpu, n, self.out = self.gpu, self.rows, self.gpu.empty()
+        assert self.inputs and self.slots
+        at = [t.address for t in (self.indices, self.lengths, self.slots, self.inputs, self.temps)]
+        names = "rows of requests", "lengths", "slots", "input tokens", "temperatures"
+
+        def forward(to: Address = self.out.address) -> None:
+            found = [gpu.load(a, n, what) for a, what in zip(at, names, strict=True)]
+            gpu.store(
+                to,
+                tuple(
+                    decode_row(gpu, gpu.row(row, length - 1), slot, token, temp)
+                    for row, length, slot, token, temp in zip(*found, strict=True)
+                ),
+            )
+
+        gpu.current.enqueue(forward)
+
+    def emit(self) -> None:
+        gpu, n, self.inputs = self.gpu, self.rows, self.out
+
+        def copy(at: Address = self.out.address) -> None:
+            self.ring.emit(list(gpu.load(at, n, "sampled tokens")))
+
+        gpu.current.enqueue(copy)
+
+    def last_tokens(self) -> Any:
+        return self.inputs
+
+    def held(self) -> list[Any]:
+        held = [self.indices, self.lengths, self.slots, self.inputs, self.temps] if self.batch else []
+        self.indices = self.lengths = self.slots = self.inputs = self.temps = self.out = None
+        return held

@@ -1,0 +1,519 @@
+"""The lane's state machine: the order of what it does, what it writes down, and when it leaves."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.unit.lane_fakes import LaneRequest, LaneSpec
+from zos_sglang.resident.account import LaneAccount
+from zos_sglang.resident.eligibility import Departure, Refusal
+from zos_sglang.resident.lane import Lane
+from zos_sglang.resident.rows import RowTable
+
+
+class Fault(RuntimeError):
+    """Planted by a test."""
+
+
+class Recorder:
+    """Port, executor and readback in one: writes down what it is asked for, and fails where it is told to."""
+
+    graphs = False
+
+    def __init__(self):
+        self.log: list[str] = []
+        self.fails: set[str] = set()
+        self.refusal = self.executor_refusal = None
+        self.arrivals: list[bool] = []
+        self.room = 100
+        self.windows: list[SimpleNamespace] = []
+        self.lengths: list[tuple[int, int]] = []
+        self.wanted: list[int] = []
+        self.steps = 0
+
+    def say(self, what):
+        self.log.append(what)
+        if what in self.fails:
+            raise Fault(what)
+
+    def since(self, length):
+        return self.log[length:]
+
+    # port
+
+    def receive(self):
+        self.say("receive")
+        return self.arrivals.pop(0) if self.arrivals else False
+
+    def dispatch(self):
+        self.say("dispatch")
+
+    def port_refuses(self, batch):
+        return self.refusal
+
+    def table(self, batch, pending):
+        waiting = pending.reqs if pending is not None else []
+        return RowTable(batch.reqs, [int(r in waiting) for r in batch.reqs], frozenset(), ())
+
+    def count_launch(self, batch):
+        self.say("count")
+
+    def uncount_launch(self, batch):
+        self.say("uncount")
+
+    def selected_again(self):
+        self.say("selected")
+
+    @contextmanager
+    def forward_context(self):
+        self.log.append("[")
+        yield
+        self.log.append("]")
+
+    def forward_waits_for_schedule(self):
+        self.say("forward waits")
+
+    def schedule_waits_for_forward(self):
+        self.say("schedule waits")
+
+    def resolve_inputs(self, batch):
+        self.say("resolve")
+
+    def relay(self, batch, tokens):
+        self.say(f"relay {tokens}")
+
+    def pin(self, batch, references):
+        self.say(f"pin {references}")
+
+    def reserve(self, batch, done, wanted):
+        self.say("reserve")
+        self.wanted.append(wanted)
+        self.done = done
+        if min(wanted, self.room) < 1:
+            return None
+        window = Window(min(wanted, self.room), self)
+        self.windows.append(window)
+        return window
+
+    def set_allocated(self, table, launched, reserved):
+        self.lengths.append((launched, reserved))
+        self.say(f"lengths +{launched} +{reserved}")
+
+    def write_back(self, batch, table, steps):
+        self.say(f"write back {steps}")
+
+    def result(self, table, step, tokens, arrived):
+        return SimpleNamespace(table=table, step=step, tokens=tokens, arrived=arrived)
+
+
+class Executing:
+    """The executor's and the readback's side of the recorder."""
+
+    def __init__(self, recorder):
+        self.of = recorder
+        self.refusal = None
+
+    def refuses(self, batch):
+        return self.refusal
+
+    def open(self, batch):
+        self.of.say("open")
+
+    def step(self):
+        self.of.say("step")
+        self.of.steps += 1
+
+    def refresh(self):
+        self.of.say("refresh")
+
+    def last_tokens(self):
+        return f"tokens {self.of.steps}"
+
+    def floor_us(self, replays):
+        self.of.say(f"floor {replays}")
+        return 12.5
+
+    def close(self):
+        self.of.say("close")
+        return ["held"]
+
+    def queue(self, rows):
+        self.of.say(f"readback {rows}")
+        return "home", "event"
+
+
+class Window(SimpleNamespace):
+    def __init__(self, steps, recorder):
+        super().__init__(steps=steps, used=0, recorder=recorder)
+
+    @property
+    def left(self):
+        return self.steps - self.used
+
+    def give_back(self):
+        self.recorder.say(f"give back {self.left}")
+
+
+def batch_of(*limits):
+    reqs = [LaneRequest(LaneSpec(i, (1, 2), limit)) for i, limit in enumerate(limits)]
+    return SimpleNamespace(reqs=reqs, input_ids="inputs", seq_lens_cpu=torch.tensor([3] * len(reqs)))
+
+
+@pytest.fixture
+def world():
+    """A lane over the recorder, windows of 4 steps."""
+    port = Recorder()
+    port.refuses = port.port_refuses
+    executing = Executing(port)
+    lane = Lane(port, executing, executing, LaneAccount(), window=4)
+    return SimpleNamespace(port=port, executor=executing, lane=lane, account=lane.account)
+
+
+def opened(world, *limits, pending=None):
+    batch = batch_of(*(limits or (20, 20)))
+    assert world.lane.enter(batch, pending) is not None
+    world.lane.settle()
+    world.mark = len(world.port.log)
+    return batch
+
+
+# ------------------------------------------------------------ enter
+
+
+def test_an_opening_counts_waits_resolves_loads_and_launches_in_this_order(world):
+    result = world.lane.enter(batch_of(9, 9), None)
+    assert world.port.log == ["count", "[", "forward waits", "resolve", "open", "step", "]", "readback 2"]
+    assert (result.step, result.tokens, result.arrived) == (1, "home", "event")
+    assert world.lane.is_open and world.lane.launched == 1
+
+
+def test_with_a_result_pending_the_schedule_stream_waits_for_the_first_step(world):
+    """Its processing may write what that step reads."""
+    world.lane.enter(batch_of(9), batch_of(9))
+    assert world.port.log[-2:] == ["schedule waits", "readback 1"]
+
+
+def test_the_inputs_are_taken_from_the_batch(world):
+    assert opened(world).input_ids is None
+
+
+def test_an_opening_allocates_nothing(world):
+    """The first step's slots are upstream's."""
+    opened(world)
+    assert world.lane.window is None and "reserve" not in world.port.log and world.port.lengths == []
+
+
+def test_a_batch_that_is_no_decode_batch_is_not_counted_as_refused(world):
+    world.port.refusal = Refusal.NOT_DECODE
+    assert world.lane.enter(batch_of(9), None) is None
+    assert world.account.report()["refused"] == {} and world.port.log == []
+
+
+@pytest.mark.parametrize("who", ["port", "executor"])
+def test_a_refused_batch_is_left_alone_and_the_reason_counted(world, who):
+    getattr(world, who).refusal = Refusal.BATCH_SIZE
+    batch = batch_of(9)
+    assert world.lane.enter(batch, None) is None and not world.lane.is_open
+    assert world.account.report()["refused"] == {"batch-size": 1} and world.port.log == []
+    assert batch.input_ids == "inputs"
+
+
+def test_the_floor_is_timed_once_between_load_and_first_step(world):
+    world.lane.floor_replays = 200
+    opened(world, 20, 20, 20)
+    assert world.port.log[4:6] == ["open", "floor 200"]
+    assert world.account.floors == [{"batch": 3, "mean_len": 3.0, "us": 12.5}]
+    world.lane.close(Departure.EXIT)
+    opened(world)
+    assert len(world.account.floors) == 1
+
+
+# ------------------------------------------------------------ ride
+
+
+def test_the_first_ride_reserves_refreshes_and_launches(world):
+    opened(world)
+    result = world.lane.ride()
+    assert world.port.since(world.mark) == [
+        "receive", "dispatch", "lengths +0 +0", "reserve", "lengths +0 +4", "[", "forward waits", "refresh", "]",
+        "selected", "count", "[", "step", "]", "readback 2",
+    ]  # fmt: skip
+    assert result.step == 2 and world.lane.launched == 2
+
+
+def test_a_ride_inside_the_window_takes_in_and_launches(world):
+    opened(world)
+    world.lane.ride()
+    mark = len(world.port.log)
+    world.lane.ride()
+    assert world.port.since(mark) == [
+        "receive", "dispatch", "selected", "count", "[", "step", "]", "readback 2",
+    ]  # fmt: skip
+
+
+def test_a_renewal_confirms_the_spent_steps_and_refreshes_nothing(world):
+    opened(world)
+    for _ in range(5):
+        world.lane.ride()
+    assert world.port.lengths == [(0, 0), (0, 4), (4, 0), (0, 4)]
+    assert world.port.log.count("refresh") == 1 and world.port.log.count("reserve") == 2
+    assert world.account.windows == 2
+
+
+def test_a_reservation_begins_where_the_launched_steps_end(world):
+    """The batch knows of the first step; `done` are those after it."""
+    opened(world)
+    done = []
+    for _ in range(9):
+        world.lane.ride()
+        done.append(world.port.done)
+    assert done == [0, 0, 0, 0, 4, 4, 4, 4, 8]
+
+
+def test_a_window_ends_where_the_first_row_reaches_its_limit(world):
+    opened(world, 20, 7)
+    for _ in range(6):
+        assert world.lane.ride() is not None
+        world.lane.settle()
+    assert world.port.wanted == [4, 2]
+    assert not world.lane.is_open and world.account.report()["left"] == {"length-limit": 1}
+
+
+def test_an_arrival_closes_the_lane_before_it_is_dispatched(world):
+    opened(world)
+    world.port.arrivals = [True]
+    assert world.lane.ride() is None and not world.lane.is_open
+    log = world.port.since(world.mark)
+    assert log[0] == "receive" and log[-1] == "dispatch" and "write back 0" in log and "step" not in log
+    assert world.account.report()["left"] == {"intake": 1}
+
+
+def test_without_room_for_a_window_the_lane_closes_and_nothing_is_launched(world):
+    opened(world)
+    world.port.room = 0
+    assert world.lane.ride() is None
+    log = world.port.since(world.mark)
+    assert log[:2] == ["receive", "dispatch"] and "step" not in log and "count" not in log
+    assert world.account.report()["left"] == {"pool-full": 1} and world.account.windows == 0
+
+
+def test_a_smaller_window_is_taken_where_the_whole_one_does_not_fit(world):
+    opened(world)
+    world.port.room = 2
+    for _ in range(3):
+        world.lane.ride()
+    assert world.port.lengths == [(0, 0), (0, 2), (2, 0), (0, 2)]
+
+
+# ------------------------------------------------------------ settle
+
+
+def test_nothing_settles_while_rows_go_on(world):
+    opened(world)
+    world.lane.ride()
+    world.lane.settle()
+    assert world.lane.is_open
+
+
+def test_a_row_that_ended_closes_the_lane(world):
+    opened(world)
+    world.lane.ride()
+    world.lane.row_ended(world.lane.table)
+    world.lane.settle()
+    assert not world.lane.is_open and world.account.report()["left"] == {"finish": 1}
+
+
+def test_a_row_of_an_earlier_opening_closes_nothing(world):
+    opened(world)
+    earlier = world.lane.table
+    world.lane.close(Departure.INTAKE)
+    opened(world)
+    world.lane.row_ended(earlier)
+    world.lane.settle()
+    assert world.lane.is_open
+
+
+def test_a_row_that_ended_is_forgotten_with_its_opening(world):
+    opened(world)
+    world.lane.row_ended(world.lane.table)
+    world.lane.close(Departure.INTAKE)
+    opened(world)
+    assert world.lane.is_open
+
+
+def test_the_result_pending_at_the_opening_may_end_a_row(world):
+    batch = batch_of(20, 20)
+    world.lane.enter(batch, batch)
+    batch.reqs[1].finished_reason = "stop"
+    world.lane.settle()
+    assert not world.lane.is_open and world.account.report()["left"] == {"finish": 1}
+
+
+def test_the_pending_result_is_looked_at_once(world):
+    batch = opened(world, pending=batch_of(1))
+    batch.reqs[0].finished_reason = "stop"  # would be told by `row_ended`
+    world.lane.settle()
+    assert world.lane.is_open
+
+
+@pytest.mark.parametrize(("limit", "had"), [(1, 0), (5, 4)])
+def test_a_row_with_one_token_to_go_closes_the_lane_at_once(world, limit, had):
+    batch = batch_of(20, limit)
+    batch.reqs[1].output_ids = [3] * had
+    world.lane.enter(batch, None)
+    world.lane.settle()
+    assert world.account.report()["left"] == {"length-limit": 1} and "reserve" not in world.port.log
+
+
+def test_a_closed_lane_settles_and_shuts_as_nothing(world):
+    world.lane.settle()
+    world.lane.shut()
+    assert world.port.log == [] and world.account.report()["left"] == {}
+
+
+# ------------------------------------------------------------ close
+
+
+def test_closing_waits_relays_pins_gives_back_and_writes_back_in_this_order(world):
+    opened(world)
+    for _ in range(3):
+        world.lane.ride()
+    mark = len(world.port.log)
+    world.lane.close(Departure.INTAKE)
+    assert world.port.since(mark) == [
+        "schedule waits", "[", "relay tokens 4", "]", "close", "pin ['held']", "give back 1", "lengths +3 +0",
+        "write back 3",
+    ]  # fmt: skip
+
+
+def test_closing_without_a_window_gives_nothing_back(world):
+    opened(world)
+    world.lane.close(Departure.INTAKE)
+    log = world.port.since(world.mark)
+    assert log[-2:] == ["lengths +0 +0", "write back 0"] and not any("give" in entry for entry in log)
+
+
+def test_closing_behind_a_renewal_confirms_each_step_once(world):
+    opened(world)
+    for _ in range(6):
+        world.lane.ride()
+    world.lane.close(Departure.EXIT)
+    assert sum(launched for launched, _ in world.port.lengths) == 6
+    assert world.port.log[-1] == "write back 6"
+
+
+def test_shutting_an_open_lane_counts_as_exit(world):
+    opened(world)
+    world.lane.shut()
+    assert not world.lane.is_open and world.account.report()["left"] == {"exit": 1}
+
+
+def test_an_opening_after_a_closing_begins_anew(world):
+    opened(world)
+    world.lane.ride()
+    world.lane.close(Departure.INTAKE)
+    batch = opened(world)
+    assert world.lane.batch is batch and world.lane.launched == 1 and world.lane.window is None
+    world.lane.ride()
+    assert world.port.log.count("refresh") == 2
+
+
+# ------------------------------------------------------------ lengths
+
+
+def test_launched_steps_that_the_kv_lengths_do_not_count_are_those_of_the_window(world):
+    opened(world)
+    table, extra = world.lane.table, []
+    for _ in range(6):
+        extra.append(world.lane.extra_steps(table))
+        world.lane.ride()
+    assert extra == [0, 1, 2, 3, 4, 1]
+
+
+def test_a_table_of_an_earlier_opening_has_no_uncounted_steps(world):
+    opened(world)
+    earlier = world.lane.table
+    world.lane.ride()
+    world.lane.close(Departure.INTAKE)
+    assert world.lane.extra_steps(earlier) == 0
+    opened(world)
+    world.lane.ride()
+    assert world.lane.extra_steps(earlier) == 0
+
+
+# ------------------------------------------------------------ faults
+
+
+@pytest.mark.parametrize("where", ["forward waits", "resolve", "open", "floor 7", "step"])
+def test_a_fault_at_the_opening_leaves_the_launch_to_the_ordinary_path(world, where):
+    world.port.fails = {where}
+    world.lane.floor_replays = 7
+    batch = batch_of(9)
+    assert world.lane.enter(batch, None) is None
+    assert world.port.log[-2:] == ["uncount", "close"] and batch.input_ids == "inputs"
+    assert not world.lane.is_open and world.account.opened == world.account.steps == 0
+
+
+@pytest.mark.parametrize("where", ["step", "reserve", "refresh"])
+def test_a_fault_while_riding_closes_the_lane_with_the_batch_as_it_was(world, where):
+    opened(world)
+    world.port.fails = {where}
+    assert world.lane.ride() is None and not world.lane.is_open
+    assert world.port.log[-1] == "write back 0" and world.port.lengths[-1] == (0, 0)
+    assert "relay tokens 1" in world.port.log
+    assert world.account.report()["left"] == {"fault": 1}
+    assert ("give back 4" in world.port.log) == (where != "reserve")
+
+
+def test_a_failed_step_is_not_counted_as_launched_or_used(world):
+    opened(world)
+    world.lane.ride()
+    world.port.fails = {"step"}
+    assert world.lane.ride() is None
+    assert world.port.log.count("count") - world.port.log.count("uncount") == 2
+    assert "give back 3" in world.port.log and world.port.log[-1] == "write back 1"
+    assert world.account.steps == 2
+
+
+def test_after_a_fault_the_lane_stays_closed_and_says_so(world, caplog):
+    opened(world)
+    world.port.fails = {"step"}
+    world.lane.ride()
+    world.port.fails = set()
+    assert world.lane.enter(batch_of(9), None) is None
+    report = world.account.report()
+    assert report["refused"] == {"closed-for-good": 1} and report["faults"] == 1
+    assert caplog.text.count("it stays closed") == 1
+
+
+# ------------------------------------------------------------ counts
+
+
+def test_steps_and_row_steps_are_counted_at_their_launch(world):
+    opened(world, 20, 20, 20)
+    world.lane.ride()
+    world.lane.ride()
+    assert (world.account.opened, world.account.steps, world.account.row_steps) == (1, 3, 9)
+
+
+def test_an_empty_report_has_every_count_and_no_reasons():
+    assert LaneAccount().report() == {
+        "opened": 0, "steps": 0, "row_steps": 0, "wasted_row_steps": 0, "windows": 0, "faults": 0,
+        "refused": {}, "left": {},
+    }  # fmt: skip
+
+
+def test_a_report_names_the_reasons_that_occurred():
+    account = LaneAccount()
+    account.refused[Refusal.GRAMMAR] += 2
+    account.left[Departure.INTAKE] += 1
+    assert account.report()["refused"] == {"grammar": 2} and account.report()["left"] == {"intake": 1}
+
+
+def test_two_accounts_count_apart():
+    LaneAccount().refused[Refusal.GRAMMAR] += 1
+    assert LaneAccount().report()["refused"] == {}

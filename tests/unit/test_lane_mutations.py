@@ -26,9 +26,9 @@ def long(rid: int, prompt: tuple[int, ...] = OTHER, steps: int = 30) -> LaneSpec
     return LaneSpec(rid, prompt, steps, ignore_eos=True)
 
 
-def ending_after(tokens: int, prompt: tuple[int, ...]) -> LaneSpec:
+def ending_after(tokens: int, prompt: tuple[int, ...], first_rid: int = 100) -> LaneSpec:
     """A request that ends on a stop token, its `tokens`-th, a long way before its limit."""
-    for rid in range(100, 1000):
+    for rid in range(first_rid, first_rid + 900):
         answer = right_answer(LaneSpec(rid, prompt, tokens))
         if len(set(answer)) == len(answer) == tokens:
             return LaneSpec(rid, prompt, 60, stop_ids=answer[-1:])  # type: ignore[arg-type]

@@ -12,16 +12,21 @@ from zos_sglang.resident.eligibility import Departure, Refusal
 class LaneAccount:
     """Counts since the start of the server.
 
-    `row_steps` are decode steps times rows; `wasted_row_steps` of them sampled a token for a request that had
-    ended already. `floors` are measurements on request: batch size, mean length, microseconds.
+    `decode_steps` are all of mode `resident`, inside the lane and outside. `row_steps` are lane steps times
+    rows; `wasted_row_steps` of them sampled a token for a request that had ended already. `h2d_copies` are
+    copies from the host to the device that the lane itself made. `floors` are measurements on request: batch size, mean length, microseconds.
     """
 
     opened: int = 0
+    decode_steps: int = 0
     steps: int = 0
     row_steps: int = 0
     wasted_row_steps: int = 0
     windows: int = 0
     faults: int = 0
+    h2d_copies: int = 0
+    device_bytes: int = 0
+    pinned_bytes: int = 0
     refused: dict[Refusal, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
     left: dict[Departure, int] = field(default_factory=lambda: dict.fromkeys(Departure, 0))
     floors: list[dict[str, float]] = field(default_factory=list)
@@ -29,12 +34,17 @@ class LaneAccount:
     def report(self) -> dict[str, Any]:
         """Plain numbers for `/server_info`; reasons that never occurred are left out."""
         return {
+            "share": round(self.steps / self.decode_steps, 4) if self.decode_steps else None,
             "opened": self.opened,
+            "decode_steps": self.decode_steps,
             "steps": self.steps,
             "row_steps": self.row_steps,
             "wasted_row_steps": self.wasted_row_steps,
             "windows": self.windows,
             "faults": self.faults,
+            "h2d_copies": self.h2d_copies,
+            "device_bytes": self.device_bytes,
+            "pinned_bytes": self.pinned_bytes,
             "refused": {reason.value: n for reason, n in self.refused.items() if n},
             "left": {reason.value: n for reason, n in self.left.items() if n},
         }

@@ -128,6 +128,7 @@ class Lane:
         if refusal is not None:
             if refusal is not Refusal.NOT_DECODE:
                 self.account.refused[refusal] += 1
+                self.account.decode_steps += 1
             return None
         table = self.port.table(batch, pending)
         return self._open(batch, table, pending)
@@ -244,6 +245,7 @@ class Lane:
         tokens, arrived = self.readback.queue(rows)
         self.launched += 1
         self.account.steps += 1
+        self.account.decode_steps += 1
         self.account.row_steps += rows
         return self.port.result(table, self.launched, tokens, arrived)
 

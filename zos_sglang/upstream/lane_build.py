@@ -45,22 +45,31 @@ def build_lane(parts: Parts, settings: Settings, account: LaneAccount) -> tuple[
     if found := server_refusal(scheduler):
         _say_closed(account, *found)
         return None
+    before = _reserved()
     executor = _executor(parts, settings)
     if isinstance(executor, Uncovered):
         _say_closed(account, *executor)
         return None
-    port = SglangLanePort(scheduler, device, streams, parts.pins)
+    port = SglangLanePort(scheduler, device, streams, parts.pins, account)
     port.graphs = executor.graphs
     readback = Readback(executor.ring, streams.copy_waits_for_forward, device.copy_context, device.new_event)
     lane = SglangLane(port, executor, readback, account, window=settings.lane_window)
     results = LaneResults(scheduler, account, lane.extra_steps, lane.row_ended)
+    account.device_bytes = _reserved() - before
+    account.pinned_bytes = readback.host.nbytes
     logger.info(
-        "zos-sglang: resident lane ready: %s steps, window %d, ring %d",
+        "zos-sglang: resident lane ready: %s steps, window %d, ring %d; %.1f MiB more on the device",
         "CUDA-graph" if executor.graphs else "eager",
         settings.lane_window,
         settings.lane_ring,
+        account.device_bytes / 2**20,
     )
     return lane, results
+
+
+def _reserved() -> int:
+    """Bytes of device memory that PyTorch holds, graphs' pools included."""
+    return torch.cuda.memory_reserved() if torch.cuda.is_available() else 0
 
 
 def _say_closed(account: LaneAccount, reason: Refusal, words: str) -> None:

@@ -6,17 +6,21 @@ from typing import Any
 
 import torch
 
-from zos_sglang.resident.kernels import write_slots
+from zos_sglang.resident.account import LaneAccount
+from zos_sglang.resident.kernels import prepare_write_slots, write_slots
 from zos_sglang.resident.window import Window
 
 
 class SglangKvPool:
     """`KvPool` over `TokenToKVPoolAllocator` and `PagedTokenToKVPoolAllocator`. Schedule stream only."""
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, scheduler: Any, account: LaneAccount) -> None:
+        self.account = account
         self.allocator = scheduler.token_to_kv_pool_allocator
         self.table = scheduler.req_to_token_pool.req_to_token
         self.page_size = int(self.allocator.page_size)
+        # Compiled now, not by the first reservation.
+        prepare_write_slots(self.table, self.page_size)
         self._rows: Any = None
         self._lengths: Any = None
 
@@ -46,5 +50,6 @@ class SglangKvPool:
         write_slots(self.table, self._rows, self._lengths, taken, steps, page_size=self.page_size)
 
     def pick(self, taken: torch.Tensor, indices: list[int]) -> torch.Tensor:
+        self.account.h2d_copies += 1
         chosen = torch.tensor(indices, dtype=torch.int64, pin_memory=taken.is_cuda)
         return taken[chosen.to(taken.device, non_blocking=True)]

@@ -15,6 +15,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from zos_sglang.overlap.isolation import PinRing
 from zos_sglang.overlap.streams import Streams
+from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.resident.lane import Lane
 from zos_sglang.resident.rows import RowTable
@@ -37,12 +38,14 @@ class LaneResult(GenerationBatchResult):
 class SglangLanePort:
     """The scheduler's and the device's side of the lane."""
 
-    def __init__(self, scheduler: Any, device: SglangDevice, streams: Streams, pins: PinRing) -> None:
+    def __init__(
+        self, scheduler: Any, device: SglangDevice, streams: Streams, pins: PinRing, account: LaneAccount
+    ) -> None:
         self.scheduler = scheduler
         self.device = device
         self.streams = streams
         self.pins = pins
-        self.pool = SglangKvPool(scheduler)
+        self.pool = SglangKvPool(scheduler, account)
         self.graphs = False
         self._receive_started = 0
 

@@ -284,17 +284,12 @@ class Runtime:
                 for name in ("schedule", "forward", "copy")
             },
             **self.account.report(),
-            "lane": self._report_lane(),
+            "lane": self.lane_account.report(),
             "floor": self.lane_account.floors,
         }
         if self.probe is not None:
             out["probe"] = self.probe.report()
         return out
-
-    def _report_lane(self) -> dict[str, Any]:
-        found = self.lane_account.report()
-        decode = self.account.paths["decode"]
-        return {**found, "share": round(found["steps"] / decode, 4) if decode else None}
 
     def describe(self) -> list[str]:
         """What is in flight, for the stall report. Reads only; called from the watchdog's thread."""

@@ -177,7 +177,9 @@ def judge_canary(result: dict[str, Any], tokens: int) -> list[Check]:
     ]
     if zos := result.get("zos"):
         overlapped = zos["reasons"]["overlapped"]
-        checks.append(Check("launches overlapped", zos["mode"] in _OVERLAPPING and overlapped > 0, overlapped))
+        checks.append(
+            Check("launches overlapped", zos["mode"] in _OVERLAPPING and overlapped > 0, overlapped)
+        )
         if zos["mode"] == "resident":
             share = zos["lane"]["share"]
             checks.append(Check("decode steps ran in the lane", share > 0.5, zos["lane"]))

@@ -30,6 +30,8 @@ from zos_sglang.testing.server import ServerFailed, ServerProcess, cuda_availabl
 #: Estimates of a start on an H200, seconds: the first one compiles kernels.
 _FIRST_START_S, _START_S = 110, 60
 _LOG_TAIL = 60
+#: Half of what an H200 was seen to do.
+_CANARY_TOKENS_A_SECOND = 2000
 REHEARSAL = Scale(
     shape=Shape(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, inner=128, vocab=512, context=4096),
     dtype="float32",
@@ -83,7 +85,8 @@ def main(argv: list[str] | None = None) -> int:
             "gpu_check: error: no CUDA device here; --rehearse tries the script on the CPU", file=sys.stderr
         )
         return 2
-    full = Scale(repeats=args.repeats, canary=canary.Load(tokens=args.canary_tokens))
+    limit_s = max(canary.Load.limit_s, args.canary_tokens / _CANARY_TOKENS_A_SECOND)
+    full = Scale(repeats=args.repeats, canary=canary.Load(tokens=args.canary_tokens, limit_s=limit_s))
     scale = REHEARSAL if args.rehearse else full
     parts = [PARTS[name] for name in args.part or PARTS]
     # A time limit from outside must stop the servers too.

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from zos_sglang.modes import MODES
 from zos_sglang.testing.compare import report, runner
+from zos_sglang.testing.compare.lane import missing_from_suite
 from zos_sglang.testing.compare.prompts import ModelInfo
 from zos_sglang.testing.compare.scenario import Scenario
 from zos_sglang.testing.compare.scenarios import ALL
@@ -55,10 +56,15 @@ def main(argv: list[str] | None = None) -> int:
     results = runner.run(plan, scenarios)
     seconds = time.monotonic() - begun
     label = "a second stock process" if plan.mode is None else f"ours in mode {plan.mode}"
-    report.print_report(console, results, f"stock against {label}, {args.model}, {seconds:.0f} s")
+    title = f"stock against {label}, {args.model}, {seconds:.0f} s"
+    resident = plan.mode == "resident"
+    report.print_report(console, results, title, resident=resident)
     if args.json is not None:
-        report.write_json(args.json, results, _describe(args, plan, seconds))
-    failed = not all(result.passed for result in results)
+        report.write_json(args.json, results, _describe(args, plan, seconds), resident=resident)
+    unseen = _unseen(args, results) if resident else []
+    for sentence in unseen:
+        console.print(sentence, markup=False, soft_wrap=True)
+    failed = bool(unseen) or not all(result.passed for result in results)
     if args.keep_logs or failed:
         console.print(f"server logs: {logs}")
     else:
@@ -112,6 +118,13 @@ def _model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Path:
     if not (path / "config.json").is_file():
         parser.error(f"--model {args.model}: neither tiny, tiny-llama, smollm2 nor a folder with config.json")
     return path.resolve()
+
+
+def _unseen(args: argparse.Namespace, results: list[runner.Result]) -> list[str]:
+    """What the lane never did although the whole suite was played."""
+    if args.suite != "full" or args.scenario is not None:
+        return []
+    return missing_from_suite(report.lane_total(results))
 
 
 def _describe(args: argparse.Namespace, plan: runner.Plan, seconds: float) -> dict[str, object]:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from zos_sglang.testing.compare.lane import Counters, LaneEvidence, lane_counters
 from zos_sglang.testing.compare.records import Records
 
-Counters = dict[str, int]
 RUNNING = re.compile(r"#running-req: (\d+)")
 
 
@@ -24,7 +24,8 @@ class Evidence:
     reasons, paths: counters of our server that must have grown; never: reasons that must not.
     They hold for ZOS_MODE=overlap. log: lines of the server's log. seen: counts taken from the
     answers, by label. log and seen must be non-zero on both servers. batch: requests that must
-    have run together at least once (from the server's log; 0 = not asked).
+    have run together at least once (from the server's log; 0 = not asked). lane: what the resident
+    lane must have done; only mode resident is judged by it.
     """
 
     reasons: tuple[str, ...] = ()
@@ -33,17 +34,18 @@ class Evidence:
     log: tuple[str, ...] = ()
     seen: Mapping[str, Callable[[Records], int]] = field(default_factory=dict)
     batch: int = 4
+    lane: LaneEvidence = field(default_factory=LaneEvidence)
 
 
 def counters(zos: Mapping[str, Any] | None) -> Counters:
-    """Our server's counters as "reasons.NAME" and "paths.NAME"; empty for a stock server."""
+    """Our server's counters as "reasons.NAME", "paths.NAME" and "lane.NAME"; empty for a stock server."""
     if zos is None:
         return {}
     return {
         f"{group}.{name}": int(count)
         for group in ("reasons", "paths")
         for name, count in zos.get(group, {}).items()
-    }
+    } | lane_counters(zos)
 
 
 def growth(before: Counters, after: Counters) -> Counters:

@@ -10,21 +10,35 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from zos_sglang.testing.compare import lane
 from zos_sglang.testing.compare.records import Record
 from zos_sglang.testing.compare.runner import Played, Result, decisions
 
 LONG = 2000
 
 
-def print_report(console: Console, results: list[Result], title: str) -> None:
-    """Print the table, every fault, and of each failed scenario the first difference in full."""
-    console.print(_table(results, title))
+def print_report(console: Console, results: list[Result], title: str, *, resident: bool = False) -> None:
+    """Print the table, every fault, and of each failed scenario the first difference in full.
+
+    `resident` adds what the lane did.
+    """
+    console.print(_table(results, title, resident))
     for result in results:
         if result.skipped:
             console.print(f"[yellow]not on CPU[/]: {result.scenario.name}: {escape(result.skipped)}")
         if not result.passed:
             _print_failure(console, result)
+    if resident:
+        console.print(lane.summary(lane_total(results)), markup=False, highlight=False, soft_wrap=True)
     console.print(totals(results))
+
+
+def lane_total(results: list[Result]) -> lane.Counters:
+    """Our servers' counters over all scenarios, and the lane's of their starts (where it stays closed)."""
+    played = [r for r in results if not r.skipped]
+    firsts = {r.scenario.config.name: r.ours.before for r in reversed(played)}
+    at_start = [{k: n for k, n in first.items() if k.startswith("lane.")} for first in firsts.values()]
+    return lane.total([*(r.ours.zos for r in played), *at_start])
 
 
 def totals(results: list[Result]) -> str:
@@ -42,7 +56,7 @@ def totals(results: list[Result]) -> str:
     return line + (f"; FAILED: {', '.join(failed)}" if failed else "")
 
 
-def _table(results: list[Result], title: str) -> Table:
+def _table(results: list[Result], title: str, resident: bool) -> Table:
     table = Table(title=title)
     for heading, justify in (
         ("scenario", "left"),
@@ -51,13 +65,14 @@ def _table(results: list[Result], title: str) -> Table:
         ("equal", "left"),
         ("fired on ours", "left"),
         ("launches of ours", "left"),
+        *([("decode steps in the lane", "left")] if resident else []),
         ("stock s", "right"),
         ("ours s", "right"),
     ):
         table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for result in results:
         if result.skipped:
-            table.add_row(result.scenario.name, "", "", "[yellow]not on CPU[/]", "", "", "", "")
+            table.add_row(result.scenario.name, "", "", "[yellow]not on CPU[/]")
             continue
         table.add_row(
             result.scenario.name,
@@ -66,6 +81,7 @@ def _table(results: list[Result], title: str) -> Table:
             "[green]yes[/]" if result.passed else "[red]NO[/]",
             escape(", ".join(f"{_plain(k)} {n}" for k, n in result.ours.found.items())),
             escape(decisions(result.ours.zos)) if result.ours.zos else "",
+            *([lane.line(result.ours.zos)] if resident else []),
             f"{result.stock.seconds:.1f}",
             f"{result.ours.seconds:.1f}",
         )
@@ -114,22 +130,23 @@ def _dump(value: Any) -> str:
     return text if len(text) <= LONG else text[:LONG] + f"... ({len(text)} characters)"
 
 
-def write_json(path: Path, results: list[Result], run: dict[str, Any]) -> None:
+def write_json(path: Path, results: list[Result], run: dict[str, Any], *, resident: bool = False) -> None:
     """Write everything that the table shows, and all differences, as JSON.
 
     `run` describes the run itself (suite, model, mode, versions). Answers are not repeated where
-    they are equal.
+    they are equal. `resident` adds what the lane did.
     """
     document = {
         "run": run,
         "totals": totals(results),
-        "scenarios": [_result_json(result) for result in results],
+        **({"lane": lane.block(lane_total(results))} if resident else {}),
+        "scenarios": [_result_json(result, resident) for result in results],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False, default=str) + "\n")
 
 
-def _result_json(result: Result) -> dict[str, Any]:
+def _result_json(result: Result, resident: bool) -> dict[str, Any]:
     if result.skipped:
         return {"scenario": result.scenario.name, "not_on_cpu": result.skipped}
     return {
@@ -142,7 +159,8 @@ def _result_json(result: Result) -> dict[str, Any]:
         "tokens": result.ours.tokens,
         "seconds": {"stock": result.stock.seconds, "ours": result.ours.seconds},
         "fired": {"stock": result.stock.found, "ours": result.ours.found},
-        "zos": result.ours.zos,
+        "zos": {k: n for k, n in result.ours.zos.items() if not k.startswith("lane.")},
+        **({"lane": lane.block(result.ours.zos)} if resident else {}),
         "faults": result.faults,
         "differences": [d.__dict__ for d in result.differences],
         "differing": {

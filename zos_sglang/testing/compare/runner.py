@@ -19,6 +19,8 @@ from zos_sglang.testing.compare.evidence import (
     growth,
     missing,
 )
+from zos_sglang.testing.compare.lane import block as lane_block
+from zos_sglang.testing.compare.lane import missing_from_lane, percent
 from zos_sglang.testing.compare.prompts import ModelInfo
 from zos_sglang.testing.compare.records import Records
 from zos_sglang.testing.compare.scenario import Scenario, ServerConfig, Stage
@@ -27,16 +29,24 @@ from zos_sglang.testing.server import ServerFailed, ServerProcess
 
 # Modes whose decisions the evidence of the scenarios describes.
 JUDGED_MODES = ("overlap", "resident")
+# Upstream's own: the leak check and the owners of every page after each step, and the future map's asserts.
+CHECKS = {
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
+    "SGLANG_IS_IN_CI": "1",
+}
 # Never right in a server that claims to be like stock.
-FORBIDDEN = ("paths.fallbacks", "paths.stalls")
+FORBIDDEN = ("paths.fallbacks", "paths.stalls", "lane.faults")
 
 
 @dataclass
 class Played:
-    """One scenario on one server. `broken` says why it did not run to its end."""
+    """One scenario on one server. `broken` says why it did not run to its end; `before` are our server's
+    counters when it began, `zos` their growth."""
 
     records: Records = field(default_factory=dict)
     seconds: float = 0.0
+    before: Counters = field(default_factory=dict)
     zos: Counters = field(default_factory=dict)
     found: Counters = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
@@ -79,6 +89,11 @@ class Side:
         """Whether the evidence counters of this side are judged."""
         return self.mode in JUDGED_MODES
 
+    @property
+    def has_lane(self) -> bool:
+        """Whether what the lane did is judged."""
+        return self.mode == "resident"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -111,7 +126,8 @@ def run(plan: Plan, scenarios: Iterable[Scenario]) -> list[Result]:
         for result in group:
             judge(result, Side("ours", plan.mode))
             verdict = "equal" if result.passed else "DIFFERENT"
-            plan.say(f"  {result.scenario.name}: {verdict}; {decisions(result.ours.zos)}")
+            lane = f"; lane {percent(lane_block(result.ours.zos))}" if plan.mode == "resident" else ""
+            plan.say(f"  {result.scenario.name}: {verdict}; {decisions(result.ours.zos)}{lane}")
     return results
 
 
@@ -132,6 +148,8 @@ def judge(result: Result, ours: Side) -> None:
     result.faults += missing(
         evidence, result.ours.found, result.ours.zos, side="ours", our_counters=ours.counted
     )
+    if ours.has_lane:
+        result.faults += missing_from_lane(evidence.lane, result.ours.zos, result.ours.before)
     result.faults += [
         f"ours: {name} = {result.ours.zos[name]}, must be zero"
         for name in FORBIDDEN
@@ -167,8 +185,7 @@ def _play_group(plan: Plan, config: ServerConfig, side: Side, scenarios: list[Sc
         suffix = "" if start == 1 else f"-{start}"
         log = plan.logs / f"{config.name}-{side.name}{suffix}.log"
         env = {**plan.env, **config.env, **(config.our_env if side.mode is not None else {})}
-        # The leak check after every step, and upstream's own asserts on the future map.
-        env |= {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", "SGLANG_IS_IN_CI": "1"}
+        env |= CHECKS
         args = (*config.args, *(reference_args(plan.mode) if side.name == "stock" else ()))
         server = ServerProcess(plan.model.path, mode=side.mode, args=args, env=env, log=log, cpu=plan.cpu)
         begun = time.monotonic()
@@ -227,11 +244,11 @@ async def _play_and_collect(
     state = await client.zos()
     if side.mode is not None and (state or {}).get("mode") != side.mode:
         raise RuntimeError(f"the server is not in mode {side.mode}: it reports {state!r}")
-    before, logged = counters(state), len(server.log_text())
+    played.before, logged = counters(state), len(server.log_text())
     await scenario.play(Stage(client, model, side.name == "ours", side.mode))
     if (dirty := await client.flush()) is not None:
         played.faults.append(f"after the scenario: {dirty}")
-    played.zos = growth(before, counters(await client.zos()))
+    played.zos = growth(played.before, counters(await client.zos()))
     played.found = collect(scenario.evidence, client.records, server.log_text()[logged:], played.zos)
     if scenario.check is not None:
         played.faults += scenario.check(client.records)

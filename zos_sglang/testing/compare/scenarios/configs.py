@@ -42,6 +42,24 @@ DELAY_SAMPLE = ServerConfig("delay-sample", (*COMMON, *ROOM), env={"SGLANG_ENABL
 PREFILL_WAITS = ServerConfig(
     "prefill-waits", (*COMMON, *ROOM), env={"SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP": "1"}
 )
+PAGED = ServerConfig("paged", (*COMMON, *ROOM, "--page-size", "16", "--enable-metrics"))
+# Sampled answers repeat here, as on STREAM_8; places for 8, so that a queue can be full.
+UNCACHED = ServerConfig(
+    "uncached",
+    (
+        *(*COMMON, "--max-total-tokens", "24000", "--max-running-requests", "8", "--disable-radix-cache"),
+        *("--random-seed", "7", "--enable-tokenizer-batch-encode", "--enable-return-hidden-states"),
+    ),
+    our_env={"ZOS_CONSECUTIVE_PREFILL": "never"},
+)
+# 16 requests of some 26 + 90 tokens want 130 pages; they get 50.
+PAGED_TIGHT = ServerConfig(
+    "paged-tight",
+    (
+        *(*COMMON, "--max-total-tokens", "800", "--max-running-requests", "16", "--page-size", "16"),
+        *("--disable-radix-cache", "--schedule-conservativeness", "0.1"),
+    ),
+)
 EMBEDDING = ServerConfig("embedding", (*COMMON, *ROOM, "--is-embedding"))
 HICACHE = ServerConfig(
     "hicache",

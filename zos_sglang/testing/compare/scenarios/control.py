@@ -113,13 +113,14 @@ async def reload_weights(stage: Stage) -> None:
 async def live_switch(stage: Stage) -> None:
     """Our server goes through every way of running while 3 waves of requests are under way."""
     client = stage.client
-    for wave, modes in enumerate((("stock", "sync"), ("overlap", "sync", "stock"), ("overlap",))):
+    own = stage.our_mode or "overlap"
+    for wave, modes in enumerate((("stock", "sync"), (own, "sync", "stock"), ("overlap", own))):
         load = Load(stage, f"wave{wave}", seed=4400 + 50 * wave, tokens=60)
         for mode in modes:
             await load.events_after(10)
             await _switch(stage, mode)
         await load.task
-    await _switch(stage, stage.our_mode or "overlap")
+    await _switch(stage, own)
     # Each answer's own events prove little if the switches all fell behind it.
     await client.generate("after", stage.model.ids(20, 4590), greedy(16))
 
@@ -192,7 +193,7 @@ SCENARIOS = (
     ),
     Scenario(
         "live-switch",
-        "ours goes through stock, sync and overlap while requests run",
+        "ours goes through stock, sync, overlap and its own mode while requests run",
         live_switch,
         PLAIN,
         Evidence(reasons=("overlapped", "mode-sync"), paths=("mode-switches",), batch=8),

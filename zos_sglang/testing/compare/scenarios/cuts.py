@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from zos_sglang.testing.compare.evidence import Evidence
+from zos_sglang.testing.compare.lane import LaneEvidence
 from zos_sglang.testing.compare.records import Record, Records
 from zos_sglang.testing.compare.scenario import Scenario, Stage, count, greedy
 from zos_sglang.testing.compare.scenarios.configs import FEW_SLOTS, PLAIN
@@ -128,7 +129,12 @@ SCENARIOS = (
         "streams aborted and connections lost in the middle",
         abort_mid_stream,
         PLAIN,
-        Evidence(reasons=("overlapped",), seen={"cut": cut_in_the_middle}, batch=8),
+        Evidence(
+            reasons=("overlapped",),
+            seen={"cut": cut_in_the_middle},
+            batch=8,
+            lane=LaneEvidence(left=("intake",), refused=("abort-pending",)),
+        ),
         check=cut_check,
         smoke=True,
     ),
@@ -143,6 +149,7 @@ SCENARIOS = (
                 "cut": cut_in_the_middle,
                 "never started": count(lambda r: r.prefix_of and r.tokens == 0),
             },
+            lane=LaneEvidence(closed="selection"),
         ),
         check=cut_check,
     ),

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from zos_sglang.testing.compare.evidence import Evidence
+from zos_sglang.testing.compare.lane import LaneEvidence
 from zos_sglang.testing.compare.records import Records
 from zos_sglang.testing.compare.scenario import Scenario, Stage, count, greedy
 from zos_sglang.testing.compare.scenarios.configs import (
@@ -152,6 +153,7 @@ SCENARIOS = (
             reasons=("overlapped",),
             log=("KV cache pool is full. Retract requests",),
             seen={"retractions": retracted},
+            lane=LaneEvidence(left=("pool-full",), refused=("admission-open",)),
         ),
     ),
     Scenario(
@@ -159,6 +161,9 @@ SCENARIOS = (
         "--enable-priority-scheduling: late but important requests go first",
         priorities,
         FEW_SLOTS,
-        Evidence(reasons=("overlapped",), seen={"overtaken": overtaken}),
+        # Its places are given away by preemption, which the lane leaves to the ordinary path.
+        Evidence(
+            reasons=("overlapped",), seen={"overtaken": overtaken}, lane=LaneEvidence(closed="selection")
+        ),
     ),
 )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zos_sglang.testing.compare.evidence import Evidence
+from zos_sglang.testing.compare.lane import LaneEvidence
 from zos_sglang.testing.compare.prompts import story
 from zos_sglang.testing.compare.records import Record, Records
 from zos_sglang.testing.compare.scenario import GREEDY, Scenario, Stage, count, greedy, twins_differ
@@ -227,7 +228,12 @@ SCENARIOS = (
         "frequency, presence and repetition penalties, minimum length",
         penalties,
         STREAM_8,
-        Evidence(reasons=("overlapped",), seen={"changed": penalised}, batch=8),
+        Evidence(
+            reasons=("overlapped",),
+            seen={"changed": penalised},
+            batch=8,
+            lane=LaneEvidence(None, refused=("penalties",)),
+        ),
     ),
     Scenario(
         "logit-bias",
@@ -247,6 +253,7 @@ SCENARIOS = (
                 "with output": count(lambda r: (r.logprobs or {}).get("output_token_logprobs")),
                 "with prompt": count(lambda r: (r.logprobs or {}).get("input_top_logprobs")),
             },
+            lane=LaneEvidence(None, refused=("logprobs",)),
         ),
     ),
     Scenario(
@@ -257,6 +264,7 @@ SCENARIOS = (
         Evidence(
             paths=("delayed-sampling",),
             seen={"complete": count(lambda r: "plain" not in r.name and r.finish_type == "stop")},
+            lane=LaneEvidence(None, refused=("grammar",)),
         ),
         check=grammar_check,
         smoke=True,
@@ -273,6 +281,11 @@ SCENARIOS = (
         "SGLANG_ENABLE_DELAY_SAMPLE=1: every batch sampled late",
         delay_sample,
         DELAY_SAMPLE,
-        Evidence(reasons=("overlapped",), paths=("delayed-sampling",), batch=8),
+        Evidence(
+            reasons=("overlapped",),
+            paths=("delayed-sampling",),
+            batch=8,
+            lane=LaneEvidence(closed="diagnostics"),
+        ),
     ),
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zos_sglang.testing.compare.evidence import Evidence
+from zos_sglang.testing.compare.lane import LaneEvidence
 from zos_sglang.testing.compare.prompts import story
 from zos_sglang.testing.compare.records import Records
 from zos_sglang.testing.compare.scenario import Scenario, Stage, count, greedy
@@ -153,7 +154,11 @@ SCENARIOS = (
         "hidden states returned",
         hidden_states,
         FEW_SLOTS,
-        Evidence(reasons=("overlapped",), seen={"with hidden states": count(lambda r: r.vectors)}),
+        Evidence(
+            reasons=("overlapped",),
+            seen={"with hidden states": count(lambda r: r.vectors)},
+            lane=LaneEvidence(closed="selection"),
+        ),
     ),
     Scenario(
         "embedding",
@@ -165,6 +170,7 @@ SCENARIOS = (
             paths=("embedding",),
             seen={"vectors": count(lambda r: r.vectors)},
             batch=0,
+            lane=LaneEvidence(closed="model"),
         ),
     ),
     Scenario(
@@ -172,7 +178,11 @@ SCENARIOS = (
         "--enable-hierarchical-cache with host memory",
         host_cache,
         HICACHE,
-        Evidence(reasons=("overlapped",), log=("hicache_attached=True",)),
+        Evidence(
+            reasons=("overlapped",),
+            log=("hicache_attached=True",),
+            lane=LaneEvidence(closed="host-cache"),
+        ),
         not_on_cpu=NO_HICACHE,
     ),
 )

@@ -1,0 +1,252 @@
+"""What the lane promises, one deterministic run each over the virtual GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.fake_batch import Mode
+from tests.unit.lane_fakes import LaneSpec
+from tests.unit.lane_simulation import LaneLimits, LaneScenario, build, simulate, submit
+from tests.unit.test_lane_mutations import OTHER, TEXT, ending_after, long
+from tests.unit.virtual_gpu import EARLY, LATE, RANDOM
+from zos_sglang.resident.eligibility import Departure, Refusal
+
+BOTH = pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+POLICIES = pytest.mark.parametrize("policy", [LATE, EARLY, "schedule", "copy", RANDOM])
+PAGES = pytest.mark.parametrize("page_size", [1, 4, 16])
+
+
+def left(world):
+    return world.lane_account.report()["left"]
+
+
+# ------------------------------------------------------------ staying in
+
+
+@PAGES
+def test_a_steady_batch_decodes_in_the_lane_but_for_nothing(page_size):
+    world = simulate(
+        LaneScenario(submit(long(1, TEXT[:5], 40), long(2, OTHER[:7], 40)), LaneLimits(page_size=page_size))
+    ).check()
+    assert world.lane_account.steps == world.account.paths["decode"] == 39
+    assert world.lane_account.opened == 1 and left(world) == {"length-limit": 1}
+
+
+def test_rows_that_end_leave_without_a_decode_step_outside():
+    specs = [long(rid, TEXT[: 3 + rid], 4 + 3 * rid) for rid in range(5)]
+    world = simulate(LaneScenario(submit(*specs), LaneLimits(chunk=64))).check()
+    assert world.lane_account.steps == world.account.paths["decode"]
+    assert world.lane_account.opened == 5 and left(world) == {"length-limit": 5}
+    assert world.lane_account.wasted_row_steps == 0
+
+
+def test_a_row_that_ends_unforeseen_costs_one_token_sampled_in_vain():
+    world = simulate(LaneScenario(submit(long(1), ending_after(6, TEXT[:5])))).check()
+    assert world.lane_account.wasted_row_steps == 1 and left(world) == {"finish": 1, "length-limit": 1}
+    assert world.lane_account.steps == world.account.paths["decode"]
+
+
+@BOTH
+@POLICIES
+def test_a_bucket_that_shrinks_and_grows_again(policy, graphs):
+    """Five rows, three, one, and six: what the larger openings left in the buffers touches nothing."""
+    specs = [long(1, TEXT[:4], 70), *(ending_after(4, TEXT[: 5 + i], 1000 * (1 + i)) for i in range(2))]
+    specs += [long(20 + i, OTHER[: 4 + i], 14) for i in range(2)]
+    again = [long(30 + i, (*OTHER[: 3 + i], 30), 9 + i) for i in range(5)]
+    world = build(
+        LaneScenario(
+            submit(*specs) | submit(*again, at=40), LaneLimits(chunk=64, graphs=graphs, page_size=4), policy, 3
+        )
+    )
+    rows, queue = [], world.lane.readback.queue
+
+    def queued(n):
+        rows.append(n)
+        return queue(n)
+
+    world.lane.readback.queue = queued
+    world.run().check()
+    sizes = [n for i, n in enumerate(rows) if i == 0 or rows[i - 1] != n]
+    assert sizes[:4] == [5, 3, 1, 6], sizes
+
+
+# ------------------------------------------------------------ making way
+
+
+@pytest.mark.parametrize("tick", [6, 11, 16, 21])
+def test_a_new_request_is_prefilled_by_the_very_next_launch(tick):
+    world = build(LaneScenario(submit(long(1)) | submit(LaneSpec(2, TEXT[:6], 4), at=tick)))
+    launched = []
+    launch, on_submit = world.launcher.launch, world.scheduler._on_submit
+
+    def submitted(spec):
+        launched.append(("submit", world.scheduler.forward_ct))
+        on_submit(spec)
+
+    def launching(batch):
+        launched.append((batch.forward_mode, world.scheduler.forward_ct))
+        return launch(batch)
+
+    world.scheduler._on_submit, world.launcher.launch = submitted, launching
+    world.run().check()
+    (_, at), (mode, before) = launched[-2:]
+    assert mode is Mode.EXTEND and before == at
+    assert left(world)["intake"] == 1
+
+
+def test_requests_that_cannot_be_admitted_do_not_keep_the_lane_shut():
+    specs = [long(rid, TEXT[: 3 + rid], 20) for rid in range(6)]
+    world = simulate(LaneScenario(submit(*specs), LaneLimits(rows=2, chunk=64))).check()
+    assert world.lane_account.steps == world.account.paths["decode"]
+
+
+def test_a_refused_request_keeps_the_lane_shut_for_as_long_as_it_runs():
+    refused = LaneSpec(2, OTHER[:5], 10, ignore_eos=True, rides=False)
+    world = simulate(LaneScenario(submit(long(1, steps=30), refused))).check()
+    assert world.lane_account.refused[Refusal.LOGPROBS] == 9
+    assert world.lane_account.steps == world.account.paths["decode"] - 9
+
+
+def test_an_aborted_request_ends_outside_and_the_others_ride_on():
+    world = simulate(LaneScenario(submit(long(1), long(2, TEXT[:4])) | {10: [("abort", 2)]})).check()
+    assert world.lane_account.refused[Refusal.ABORT_PENDING] == 1
+    assert world.scheduler.requests[2].finished_reason == "abort"
+    assert world.scheduler.requests[1].output_ids == world.right_answers()[1]
+
+
+@pytest.mark.parametrize("how", ["in_place", "retract"])
+def test_a_pause_finds_the_lane_closed_and_one_result_at_most(how):
+    script = submit(long(1), long(2, TEXT[:4])) | {10: [("pause", how)], 14: [("continue",)]}
+    world = simulate(LaneScenario(script)).check()
+    assert left(world)["intake"] == 1 and world.scheduler.retractions == 2 * (how == "retract")
+
+
+@POLICIES
+def test_an_exit_while_the_lane_is_open_closes_it_and_drains(policy):
+    """Not by a request, which would close it anyway."""
+    world = build(LaneScenario(submit(long(1), long(2, TEXT[:4])), policy=policy))
+    end_of_step = world.port.end_of_step
+
+    def signal():
+        end_of_step()
+        world.scheduler.gracefully_exit = world.port.steps == 12
+
+    world.port.end_of_step = signal
+    world.run()
+    assert left(world) == {"exit": 1} and not world.scheduler.result_queue
+    assert world.scheduler.processed == list(range(1, world.scheduler.serials + 1))
+    for rid, tokens in world.answers().items():
+        # The lane's last step is drained too.
+        assert len(tokens) > 9 and tokens == world.right_answers()[rid][: len(tokens)]
+
+
+# ------------------------------------------------------------ memory
+
+
+@BOTH
+@POLICIES
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_prefix_publication_replaces_pages_under_a_step_in_flight(policy, graphs, page_size):
+    """And the lane's own first window gets the pages that were replaced."""
+    specs = [long(rid, TEXT[:9]) for rid in range(3)]
+    limits = LaneLimits(page_size=page_size, chunk=64, graphs=graphs)
+    world = build(LaneScenario(submit(*specs), limits, policy))
+    replaced, windows = [], []
+    give, take = world.scheduler.memory.give, world.pool.take
+
+    def giving(*pages):
+        if world.lane.is_open and world.lane.window is None:
+            replaced.extend(pages)
+        give(*pages)
+
+    def taking(count):
+        windows.append(take(count))
+        return windows[-1]
+
+    world.scheduler.memory.give, world.pool.take = giving, taking
+    world.run().check()
+    assert len(replaced) == 2 * (9 // page_size)
+    assert set(replaced) & set(windows[0])
+
+
+@BOTH
+@PAGES
+def test_a_pool_too_small_for_a_window_leaves_retraction_to_stock(graphs, page_size):
+    specs = [long(rid, (*TEXT[rid : rid + 4], rid), 40) for rid in range(4)]
+    limits = LaneLimits(pages=-(-96 // page_size), page_size=page_size, chunk=64, graphs=graphs)
+    world = simulate(LaneScenario(submit(*specs), limits, "schedule")).check()
+    assert world.scheduler.retractions and left(world)["pool-full"]
+
+
+@pytest.mark.xfail(strict=True, reason="the lane opens without looking for room for a second step")
+def test_a_lane_that_could_take_no_second_step_does_not_open():
+    """A server that has run for a while has no free pages: all are the prefix tree's, and stock evicts as
+    it goes. There the lane opens and closes for each single step, which costs more than it saves."""
+    old = [LaneSpec(rid, tuple((rid * 5 + i * i) % 31 for i in range(30)), 1) for rid in range(6)]
+    script = {1 + 4 * i: [("submit", spec)] for i, spec in enumerate(old)}
+    script |= submit(long(10, TEXT[:4], 40), long(11, OTHER[:4], 40), at=40)
+    world = simulate(LaneScenario(script, LaneLimits(pages=120, chunk=64))).check()
+    account = world.lane_account
+    assert world.scheduler.retractions == 0
+    assert account.opened * 2 <= account.steps, account.report()
+
+
+# ------------------------------------------------------------ tokens
+
+
+@pytest.mark.parametrize("depth", [3, 4, 6])
+@POLICIES
+def test_openings_that_follow_each_other_at_once_share_the_ring(policy, depth):
+    """A row ends with every step or second step; the check watches every slot of the ring."""
+    specs = [long(rid, TEXT[: 3 + rid], 3 + rid) for rid in range(6)]
+    world = simulate(LaneScenario(submit(*specs), LaneLimits(chunk=64, depth=depth), policy, 5)).check()
+    assert world.lane_account.opened >= 5 and world.executor.ring.count == world.lane_account.steps
+    assert world.lane_account.steps < 2 * world.lane_account.opened
+
+
+def test_a_request_that_does_not_stream_reports_every_fifty_tokens_and_one_that_does_each():
+    script = submit(long(1, TEXT[:5], 120), LaneSpec(2, OTHER[:5], 120, stream=True, ignore_eos=True))
+    world = simulate(LaneScenario(script, LaneLimits(pages=400))).check()
+    sizes = {rid: [len(m) for m in r.messages] for rid, r in world.scheduler.requests.items()}
+    assert sizes == {1: [50, 50, 20], 2: [1] * 120}
+
+
+@pytest.mark.parametrize("why", ["eos", "stop string", "vocabulary"])
+def test_a_request_ends_in_the_lane_for_upstreams_reasons(why):
+    for rid in range(1000):
+        spec = LaneSpec(rid, TEXT[:5], 60, stop_pair=(7, 3), vocabulary=30, ignore_eos=why == "stop string")
+        world = build(LaneScenario(submit(spec, long(2000, steps=70))))
+        if world.right_answers()[rid][-2:] == [7, 3] and why == "stop string":
+            break
+        if (world.right_answers()[rid][-1], len(world.right_answers()[rid]) > 3) == (
+            {"eos": 0, "vocabulary": 30}.get(why),
+            True,
+        ):
+            break
+    world.run().check()
+    assert world.scheduler.requests[rid].finished_reason == why
+    assert world.lane_account.left[Departure.FINISH] == 1
+
+
+# ------------------------------------------------------------ faults
+
+
+@BOTH
+@pytest.mark.parametrize("where", ["open", "opened", "step", "stepped", "refresh", "write"])
+def test_whatever_fails_the_answers_are_right_and_the_lane_is_not_entered_again(where, graphs):
+    specs = [long(rid, TEXT[:6], 12 + 5 * rid) for rid in range(3)]
+    world = build(LaneScenario(submit(*specs), LaneLimits(chunk=64, graphs=graphs), "schedule"))
+    world.faults.at[where] = 2
+    world.run().check()
+    account = world.lane_account
+    assert account.faults == 1 and account.refused[Refusal.CLOSED_FOR_GOOD] > 0
+    assert account.opened == sum(account.left.values())
+    assert account.left[Departure.FAULT] == (where not in ("open", "opened"))
+
+
+def test_a_fault_in_the_very_first_step_leaves_the_launch_to_the_ordinary_path():
+    world = build(LaneScenario(submit(long(1))))
+    world.faults.at["stepped"] = 1
+    world.run().check()
+    assert world.lane_account.opened == 0 and world.account.paths["decode"] == 29
+    assert world.launcher.own and world.account.paths["fallbacks"] == 0

@@ -51,7 +51,7 @@ class Settings(BaseModel):
         "finish the first before the second starts. first-token: finish it first only if a client "
         "waits for its first token (it streams, or its answer ends there). Unset: "
         "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP decides if it is set, else first-token. Has "
-        "effect in mode overlap.",
+        "effect in modes overlap and resident.",
     )
     exit_timeout_s: Seconds = Field(
         10.0,

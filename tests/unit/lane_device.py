@@ -1,4 +1,4 @@
-"""Model, ring and executors of the lane's simulation: kernels on the virtual GPU that know addresses only."""
+"""Model and executors of the lane's simulation: kernels on the virtual GPU that know addresses only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from tests.unit.fake_batch import Result
 from tests.unit.lane_fakes import LaneBatch, kv_of, sample
 from tests.unit.lane_memory import LaneGpu
+from tests.unit.lane_ring import Ring
 from tests.unit.virtual_gpu import Address, Event
 from zos_sglang.resident.eligibility import Refusal
 
@@ -61,72 +62,6 @@ class LaneWorker:
         return result
 
 
-class Host:
-    """Pinned memory behind `Readback`: what a step left there must be read before the next one comes."""
-
-    def __init__(self, gpu: LaneGpu, depth: int) -> None:
-        self.gpu, self.unread, self.slots = gpu, [False] * depth, [()] * depth
-
-    def __getitem__(self, at: tuple[int, slice]) -> HostView:
-        return HostView(self, at[0], at[1].stop)
-
-
-class HostView:
-    """One slot of `Host` as a step's result holds it."""
-
-    def __init__(self, host: Host, slot: int, n: int) -> None:
-        self.host, self.slot, self.n = host, slot, n
-
-    def copy_(self, source: Any, non_blocking: bool) -> None:
-        host, (ring, slot, n) = self.host, source
-        assert non_blocking and n == self.n and host.gpu.current is host.gpu.copy
-
-        def copy() -> None:
-            if host.unread[self.slot]:
-                host.gpu.hazards.append("pinned slot: written over before the host read it")
-            host.unread[self.slot] = True
-            host.slots[self.slot] = ring.take(slot, n)  # type: ignore[call-overload]
-
-        host.gpu.current.enqueue(copy)
-
-    def tolist(self) -> list[int]:
-        self.host.unread[self.slot] = False
-        return list(self.host.slots[self.slot])
-
-
-class Ring:
-    """The executor's ring on the device. `torch.empty_like` makes its pinned counterpart."""
-
-    is_cuda = False
-
-    def __init__(self, gpu: LaneGpu, depth: int, capacity: int) -> None:
-        self.gpu, self.shape = gpu, (depth, capacity)
-        self.slots: list[tuple[int, ...] | None] = [None] * depth
-        self.count = 0
-
-    @classmethod
-    def __torch_function__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Host:
-        assert func.__name__ == "empty_like" and kwargs["device"] == "cpu"
-        return Host(args[0].gpu, args[0].shape[0])
-
-    def __getitem__(self, at: tuple[int, slice]) -> tuple[Ring, int, int]:
-        return self, at[0], at[1].stop
-
-    def emit(self, tokens: list[int]) -> None:
-        """The end of a step, on the device."""
-        slot = self.count % self.shape[0]
-        if self.slots[slot] is not None:
-            self.gpu.hazards.append("ring slot: written over before it was copied")
-        self.slots[slot] = tuple(tokens)
-        self.count += 1
-
-    def take(self, slot: int, n: int) -> tuple[int, ...]:
-        found, self.slots[slot] = self.slots[slot], None
-        if found is None or len(found) != n:
-            self.gpu.hazards.append("ring slot: not what was asked for")
-        return (*(found or ()), *[-1] * n)[:n]
-
-
 class VirtualExecutor:
     """What both executors have in common. `faults` is called with the name of each thing that may fail."""
 
@@ -149,7 +84,7 @@ class VirtualExecutor:
         self.faults("opened")
 
     def step(self) -> None:
-        """`faults` "step": before anything is queued; "stepped": with the model queued and no token emitted."""
+        """`faults` "step": before anything is queued; "stepped": the model is queued, no token emitted."""
         assert self.batch is not None and self.gpu.current is self.gpu.forward
         self.faults("step")
         if not self.fresh:
@@ -255,7 +190,7 @@ class GraphLike(VirtualExecutor):
 
 
 class EagerLike(VirtualExecutor):
-    """As the eager executor: new tensors for each step, the page table read by each, the batch's own inputs."""
+    """As the eager executor: each step makes new tensors and reads the page table itself."""
 
     def load(self, batch: LaneBatch) -> None:
         assert batch.sampling_info
@@ -306,5 +241,6 @@ class EagerLike(VirtualExecutor):
 
     def held(self) -> list[Any]:
         held = [self.indices, self.lengths, self.slots, self.inputs, self.temps] if self.batch else []
-        self.indices = self.lengths = self.slots = self.inputs = self.temps = self.out = None
+        for name in ("indices", "lengths", "slots", "inputs", "temps", "out"):
+            self.__dict__.pop(name, None)
         return held

@@ -160,6 +160,9 @@ class LaneBatch:
     return_logprob = return_hidden_states = has_grammar = after_idle_gap = False
     forward_iter = extend_num_tokens = 0
     launch_ts = 0.0
+    req_pool_indices: Any
+    seq_lens: Any
+    orig_seq_lens: Any
 
     def __init__(self, memory: Memory, reqs: list[LaneRequest], mode: Mode) -> None:
         self.memory, self.gpu, self.reqs, self.forward_mode = memory, memory.gpu, reqs, mode

@@ -8,6 +8,7 @@ still reads it by an old table has a new owner soon.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from tests.unit.virtual_gpu import LATE, Address, Gpu, Tensor, Values
@@ -87,11 +88,17 @@ class Memory:
         return -(-to // self.page_size) - -(-length // self.page_size)
 
     def alloc(self, count: int) -> list[int]:
+        assert self.make_room(count), "the pool is empty"
+        return [self.free.pop() for _ in range(count)]
+
+    def make_room(self, count: int) -> bool:
+        """Evict what nobody uses until `count` pages are free; whether they are."""
         while len(self.free) < count:
             unused = [key for key in self.tree if not self.locks[key]]
-            assert unused, "the pool is empty"
+            if not unused:
+                return False
             self.give(self.tree.pop(max(unused, key=len)))
-        return [self.free.pop() for _ in range(count)]
+        return True
 
     def give(self, *pages: int) -> None:
         for page in pages:
@@ -117,7 +124,7 @@ class Memory:
         start = kv.kv_committed_len
         assert kv.kv_allocated_len == start, "stock allocates behind a reservation"
         pages = self.alloc(self.new_pages(start, to))
-        slots = []
+        slots: list[int] = []
         for position in range(start, to):
             if position % size:
                 slots.append((slots[-1] if slots else self.mirror[kv.req_pool_idx][position - 1]) + 1)
@@ -151,7 +158,7 @@ class Memory:
         """Give whole pages to the tree. Where it has that prefix already, its page replaces ours."""
         size, row, kv, tokens = self.page_size, req.kv.req_pool_idx, req.kv, req.tokens()
         keys = [tuple(tokens[: n * size]) for n in range(1, up_to // size + 1)]
-        slots = []
+        slots: list[int] = []
         for at in range(kv.cache_protected_len // size, len(keys)):
             mine = self.mirror[row][at * size] // size
             kept = self.tree.setdefault(keys[at], mine)
@@ -195,7 +202,7 @@ class LanePool:
 
     def __init__(self, memory: Memory) -> None:
         self.memory, self.page_size = memory, memory.page_size
-        self.faults: Any = None
+        self.faults: Callable[[str], None] = lambda name: None
         self.rows: list[int] = []
         self.lengths: list[int] = []
 
@@ -207,8 +214,12 @@ class LanePool:
     def free_slots(self) -> int:
         return len(self.memory.free) * self.page_size
 
+    def make_room(self, slots: int) -> None:
+        self.memory.make_room(-(-slots // self.page_size))
+
     def take(self, count: int) -> list[int]:
-        assert count <= len(self.memory.free), "the lane evicts"
+        assert count <= len(self.memory.free), "taking evicts"
+        self.faults("take")
         return self.memory.alloc(count)
 
     def give_back(self, taken: list[int]) -> None:
@@ -218,8 +229,7 @@ class LanePool:
         return [taken[i] for i in indices]
 
     def write(self, taken: list[int], steps: int) -> None:
-        if self.faults is not None:
-            self.faults("write")
+        self.faults("write")
         memory, size, pages = self.memory, self.page_size, list(taken)
         if size == 1:
             for i, (row, n) in enumerate(zip(self.rows, self.lengths, strict=True)):

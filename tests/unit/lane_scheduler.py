@@ -1,4 +1,4 @@
-"""The fake scheduler with pages, a prefix tree and retraction, and what the lane needs of it."""
+"""The fake scheduler with pages, a prefix tree and retraction, and the services that the lane calls."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from typing import Any
 from tests.unit.fake_batch import Mode, Result
 from tests.unit.fake_model import FutureMap
 from tests.unit.fake_scheduler import Limits, Scheduler, Script
-from tests.unit.fakes import FakeDevice, FakePort
 from tests.unit.lane_device import LaneWorker
 from tests.unit.lane_fakes import LaneBatch, LaneRequest, LaneSpec
-from tests.unit.lane_memory import LaneGpu, LanePool, Memory
+from tests.unit.lane_memory import LaneGpu, Memory
 from tests.unit.virtual_gpu import Tensor
-from zos_sglang.resident.eligibility import Refusal
-from zos_sglang.upstream.lane_port import SglangLanePort
 
 FORCED_INTERVAL = 50
 
@@ -130,14 +127,14 @@ class LaneScheduler(Scheduler):
 
     def _on_submit(self, spec: LaneSpec) -> None:  # type: ignore[override]
         request = self.requests[spec.rid] = LaneRequest(spec)  # type: ignore[assignment]
-        self.waiting.append(request)
+        self.waiting.append(request)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------ selection
 
     def _new_prefill(self, running: Any) -> Any:
         budget, chosen, pieces = self.limits.chunk, [], []
-        candidates: list[Any] = [self.chunked_req] if self.chunked_req is not None else []
-        for req in candidates + self.waiting:
+        candidates: list[Any] = [*filter(None, [self.chunked_req]), *self.waiting]
+        for req in candidates:
             tokens = req.tokens()
             if budget <= 0 or not self._admitted(req, running, budget):
                 break
@@ -164,8 +161,8 @@ class LaneScheduler(Scheduler):
 
     def _admitted(self, req: Any, running: Any, budget: int) -> bool:
         """Give a waiting request its row and its cached prefix, if there is room for it."""
-        memory = self.memory
-        if req is self.chunked_req:
+        memory, chunked = self.memory, self.chunked_req is req
+        if chunked:
             end = min(len(req.tokens()), req.prefilled + budget)
             return memory.room() >= memory.new_pages(req.prefilled, end)
         needed = memory.new_pages(0, len(req.tokens()) + 1) + len(running.reqs)
@@ -237,7 +234,7 @@ class LaneScheduler(Scheduler):
             [
                 r
                 for r in batch.reqs
-                if r.output_ids and not r.is_retracted and r.row is not None or r.finished()
+                if (r.output_ids and not r.is_retracted and r.row is not None) or r.finished()
             ],
             False,
         )
@@ -249,74 +246,3 @@ class LaneScheduler(Scheduler):
         super().on_idle()
         if not self._engine_paused:
             assert not self.memory.locks.total(), "a lock leaked"
-
-
-class LaneSchedulerPort(FakePort):
-    """`SchedulerPort`; checks the pool after every step, as upstream does in its strict mode."""
-
-    scheduler: LaneScheduler
-    lane: Any = None
-    lane_results: Any = None
-
-    def process(self, batch: Any, result: Any) -> None:
-        if hasattr(result, "table"):
-            assert len(batch.reqs) == len(result.table), "a result met another batch"
-            self.scheduler.processed.append(result.serial)
-            self.lane_results.process(batch, result)
-        else:
-            super().process(batch, result)
-
-    def end_of_step(self) -> None:
-        super().end_of_step()
-        scheduler = self.scheduler
-        scheduler.memory.check(scheduler.live())
-        if self.lane is not None and self.lane.is_open:
-            self._check_lengths()
-
-    def _check_lengths(self) -> None:
-        """Of each row in the lane: confirmed tokens, launched ones, and what is allocated for it."""
-        lane = self.lane
-        window = lane.window
-        used = window.used if window is not None else 0
-        in_flight = len(self.scheduler.result_queue)
-        assert in_flight == 1
-        for row, req in enumerate(lane.table.reqs):
-            launched = req.kv.kv_committed_len + used
-            assert launched == len(req.tokens()) + in_flight - 1
-            assert launched == int(lane.batch.seq_lens_cpu[row]) + lane.launched - 1
-            reserved = window.steps if window is not None else 0
-            assert req.kv.kv_allocated_len == req.kv.kv_committed_len + reserved
-            assert len(req.output_ids) + in_flight <= req.spec.max_new, "past its length limit"
-
-
-class VirtualLanePort(SglangLanePort):
-    """The real port over the fake scheduler; what needs a real one is replaced."""
-
-    def __init__(self, scheduler: LaneScheduler, device: FakeDevice, streams: Any, pins: Any) -> None:
-        # Not the real one's: its pool is made of tensors.
-        self.scheduler, self.device, self.streams, self.pins = scheduler, device, streams, pins  # type: ignore[assignment]
-        self.pool = LanePool(scheduler.memory)  # type: ignore[assignment]
-        self.graphs = scheduler.limits.graphs
-
-    def receive(self) -> bool:
-        return self.scheduler.receive()
-
-    def dispatch(self) -> None:
-        self.scheduler.dispatch()
-
-    def refuses(self, batch: Any) -> Refusal | None:
-        scheduler = self.scheduler
-        if not batch.forward_mode.is_decode() or batch is not scheduler.running_batch:
-            return Refusal.NOT_DECODE
-        if scheduler.chunked_req is not None:
-            return Refusal.CHUNKED_PREFILL
-        if scheduler.waiting and not scheduler.full:
-            return Refusal.ADMISSION_OPEN
-        if any(req.to_finish is not None for req in batch.reqs):
-            return Refusal.ABORT_PENDING
-        return None if all(req.spec.rides for req in batch.reqs) else Refusal.LOGPROBS
-
-    def result(self, table: Any, step: int, tokens: Any, arrived: Any) -> Any:
-        result: Any = super().result(table, step, tokens, arrived)
-        result.serial = self.scheduler.next_serial()
-        return result

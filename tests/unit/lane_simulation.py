@@ -9,17 +9,12 @@ from typing import Any
 from unittest import mock
 
 from tests.unit.fake_scheduler import Script
-from tests.unit.fakes import Fault, FakeDevice
+from tests.unit.fakes import FakeDevice, Fault
 from tests.unit.lane_device import EagerLike, GraphLike
 from tests.unit.lane_fakes import LaneSpec, right_answer
 from tests.unit.lane_memory import LaneGpu
-from tests.unit.lane_scheduler import (
-    FORCED_INTERVAL,
-    LaneLimits,
-    LaneScheduler,
-    LaneSchedulerPort,
-    VirtualLanePort,
-)
+from tests.unit.lane_ports import LaneSchedulerPort, VirtualLanePort
+from tests.unit.lane_scheduler import FORCED_INTERVAL, LaneLimits, LaneScheduler
 from tests.unit.simulation import WatchedQueue
 from tests.unit.virtual_gpu import LATE, Event
 from zos_sglang.overlap.account import Account
@@ -142,6 +137,8 @@ class LaneWorld:
         )
         assert lane.opened == sum(lane.left.values())
         assert lane.faults == self.faults.struck
+        if not self.scenario.named("switch"):
+            assert lane.decode_steps == self.account.paths["decode"]
         self.scheduler.memory.check(self.scheduler.live())
         assert not self.scheduler.messages.grouped
         if not self.scenario.named("exit"):
@@ -177,7 +174,7 @@ def build(scenario: LaneScenario) -> LaneWorld:
     scheduler = LaneScheduler(gpu, limits, scenario.script)
     account, lane_account, port = Account(), LaneAccount(), LaneSchedulerPort(scheduler)
     pins = PinRing(scheduler.batch_record_buf)
-    device = FakeDevice(scheduler, pins, account)
+    device: Any = FakeDevice(scheduler, pins, account)
     streams = Streams(gpu.schedule, gpu.forward, gpu.copy, barrier_enabled=True, force_coarse=False)
     launcher = Launcher(device, port, streams, pins, account)
     kind: Callable[..., Any] = GraphLike if limits.graphs else EagerLike
@@ -194,7 +191,7 @@ def build(scenario: LaneScenario) -> LaneWorld:
         )
     port.lane = lane
     faults = Faults()
-    executor.faults = lane_port.pool.faults = faults
+    executor.faults = lane_port.pool.faults = faults  # type: ignore[attr-defined]
     return LaneWorld(
         scenario,
         gpu,

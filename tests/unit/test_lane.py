@@ -2,160 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.unit.lane_fakes import LaneRequest, LaneSpec
+from tests.unit.lane_recorder import Executing, Recorder
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Departure, Refusal
 from zos_sglang.resident.lane import Lane
-from zos_sglang.resident.rows import RowTable
-
-
-class Fault(RuntimeError):
-    """Planted by a test."""
-
-
-class Recorder:
-    """Port, executor and readback in one: writes down what it is asked for, and fails where it is told to."""
-
-    graphs = False
-
-    def __init__(self):
-        self.log: list[str] = []
-        self.fails: set[str] = set()
-        self.refusal = self.executor_refusal = None
-        self.arrivals: list[bool] = []
-        self.room = 100
-        self.windows: list[SimpleNamespace] = []
-        self.lengths: list[tuple[int, int]] = []
-        self.wanted: list[int] = []
-        self.steps = 0
-
-    def say(self, what):
-        self.log.append(what)
-        if what in self.fails:
-            raise Fault(what)
-
-    def since(self, length):
-        return self.log[length:]
-
-    # port
-
-    def receive(self):
-        self.say("receive")
-        return self.arrivals.pop(0) if self.arrivals else False
-
-    def dispatch(self):
-        self.say("dispatch")
-
-    def port_refuses(self, batch):
-        return self.refusal
-
-    def table(self, batch, pending):
-        waiting = pending.reqs if pending is not None else []
-        return RowTable(batch.reqs, [int(r in waiting) for r in batch.reqs], frozenset(), ())
-
-    def count_launch(self, batch):
-        self.say("count")
-
-    def uncount_launch(self, batch):
-        self.say("uncount")
-
-    def selected_again(self):
-        self.say("selected")
-
-    @contextmanager
-    def forward_context(self):
-        self.log.append("[")
-        yield
-        self.log.append("]")
-
-    def forward_waits_for_schedule(self):
-        self.say("forward waits")
-
-    def schedule_waits_for_forward(self):
-        self.say("schedule waits")
-
-    def resolve_inputs(self, batch):
-        self.say("resolve")
-
-    def relay(self, batch, tokens):
-        self.say(f"relay {tokens}")
-
-    def pin(self, batch, references):
-        self.say(f"pin {references}")
-
-    def reserve(self, batch, done, wanted):
-        self.say("reserve")
-        self.wanted.append(wanted)
-        self.done = done
-        if min(wanted, self.room) < 1:
-            return None
-        window = Window(min(wanted, self.room), self)
-        self.windows.append(window)
-        return window
-
-    def set_allocated(self, table, launched, reserved):
-        self.lengths.append((launched, reserved))
-        self.say(f"lengths +{launched} +{reserved}")
-
-    def write_back(self, batch, table, steps):
-        self.say(f"write back {steps}")
-
-    def result(self, table, step, tokens, arrived):
-        return SimpleNamespace(table=table, step=step, tokens=tokens, arrived=arrived)
-
-
-class Executing:
-    """The executor's and the readback's side of the recorder."""
-
-    def __init__(self, recorder):
-        self.of = recorder
-        self.refusal = None
-
-    def refuses(self, batch):
-        return self.refusal
-
-    def open(self, batch):
-        self.of.say("open")
-
-    def step(self):
-        self.of.say("step")
-        self.of.steps += 1
-
-    def refresh(self):
-        self.of.say("refresh")
-
-    def last_tokens(self):
-        return f"tokens {self.of.steps}"
-
-    def floor_us(self, replays):
-        self.of.say(f"floor {replays}")
-        return 12.5
-
-    def close(self):
-        self.of.say("close")
-        return ["held"]
-
-    def queue(self, rows):
-        self.of.say(f"readback {rows}")
-        return "home", "event"
-
-
-class Window(SimpleNamespace):
-    def __init__(self, steps, recorder):
-        super().__init__(steps=steps, used=0, recorder=recorder)
-
-    @property
-    def left(self):
-        return self.steps - self.used
-
-    def give_back(self):
-        self.recorder.say(f"give back {self.left}")
 
 
 def batch_of(*limits):
@@ -239,8 +95,8 @@ def test_the_first_ride_reserves_refreshes_and_launches(world):
     opened(world)
     result = world.lane.ride()
     assert world.port.since(world.mark) == [
-        "receive", "dispatch", "lengths +0 +0", "reserve", "lengths +0 +4", "[", "forward waits", "refresh", "]",
-        "selected", "count", "[", "step", "]", "readback 2",
+        "receive", "dispatch", "lengths +0 +0", "reserve", "lengths +0 +4", "[", "forward waits", "refresh",
+        "]", "selected", "count", "[", "step", "]", "readback 2",
     ]  # fmt: skip
     assert result.step == 2 and world.lane.launched == 2
 
@@ -490,6 +346,14 @@ def test_after_a_fault_the_lane_stays_closed_and_says_so(world, caplog):
     assert caplog.text.count("it stays closed") == 1
 
 
+def test_a_prefill_is_no_refused_decode_step_after_a_fault_either(world):
+    world.port.fails = {"open"}
+    world.lane.enter(batch_of(9), None)
+    world.port.refusal = Refusal.NOT_DECODE
+    assert world.lane.enter(batch_of(9), None) is None
+    assert world.account.report()["refused"] == {} and world.account.decode_steps == 1
+
+
 # ------------------------------------------------------------ counts
 
 
@@ -500,11 +364,29 @@ def test_steps_and_row_steps_are_counted_at_their_launch(world):
     assert (world.account.opened, world.account.steps, world.account.row_steps) == (1, 3, 9)
 
 
-def test_an_empty_report_has_every_count_and_no_reasons():
-    assert LaneAccount().report() == {
-        "opened": 0, "steps": 0, "row_steps": 0, "wasted_row_steps": 0, "windows": 0, "faults": 0,
-        "refused": {}, "left": {},
-    }  # fmt: skip
+def test_a_new_accounts_report_has_every_count_at_nothing():
+    report = LaneAccount().report()
+    assert report.pop("refused") == report.pop("left") == {} and report.pop("share") is None
+    counts = ("opened", "decode_steps", "steps", "row_steps", "wasted_row_steps", "windows", "faults")
+    assert set(report.values()) == {0} and report.keys() >= set(counts)
+
+
+def test_the_share_is_that_of_the_decode_steps_of_this_mode(world):
+    opened(world)
+    world.lane.ride()
+    world.lane.close(Departure.INTAKE)
+    world.port.refusal = Refusal.GRAMMAR
+    world.lane.enter(batch_of(9), None)
+    world.port.refusal = Refusal.NOT_DECODE
+    world.lane.enter(batch_of(9), None)
+    report = world.account.report()
+    assert (report["steps"], report["decode_steps"], report["share"]) == (2, 3, 0.6667)
+
+
+def test_a_step_whose_opening_fails_is_a_decode_step_outside(world):
+    world.port.fails = {"open"}
+    world.lane.enter(batch_of(9), None)
+    assert (world.account.steps, world.account.decode_steps) == (0, 1)
 
 
 def test_a_report_names_the_reasons_that_occurred():

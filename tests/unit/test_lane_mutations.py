@@ -186,6 +186,22 @@ def test_without_settle_a_row_that_ended_rides_on(monkeypatch):
         world.run()
 
 
+def test_without_a_look_at_the_requests_a_row_that_the_pending_result_ended_rides_on(monkeypatch):
+    """The prefill's own token is the end, and its result is processed with the first step under way."""
+    asked = (LaneSpec(rid, TEXT[:5], 20) for rid in range(1, 1000))
+    one_token = next(spec for spec in asked if len(right_answer(spec)) == 1)
+    world = world_that_was_right(LaneScenario(submit(long(1000), one_token), LaneLimits(chunk=64), EARLY))
+    settle = Lane.settle
+
+    def unlooked(lane):
+        lane._unseen = False
+        settle(lane)
+
+    monkeypatch.setattr(Lane, "settle", unlooked)
+    with pytest.raises(AssertionError):
+        world.run()
+
+
 @BOTH
 def test_without_the_wait_at_closing_a_late_step_writes_into_the_next_owners_prefix(monkeypatch, graphs):
     world = world_that_was_right(reused_row("schedule", graphs=graphs))

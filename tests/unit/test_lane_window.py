@@ -14,11 +14,16 @@ from zos_sglang.resident.window import Window, affordable, new_pages
 class Pool:
     """A pool of page numbers that writes nothing."""
 
-    def __init__(self, pages, page_size):
+    def __init__(self, pages, page_size, unused=0):
         self.page_size, self.free, self.back, self.written = page_size, list(range(pages)), [], []
+        self.unused = list(range(pages, pages + unused))
 
     def free_slots(self):
         return len(self.free) * self.page_size
+
+    def make_room(self, slots):
+        while len(self.free) * self.page_size < slots and self.unused:
+            self.free.append(self.unused.pop(0))
 
     def take(self, count):
         taken, self.free = self.free[:count], self.free[count:]
@@ -35,8 +40,8 @@ class Pool:
         return [taken[i] for i in indices]
 
 
-def reserve(lengths, wanted, pages, page_size=1):
-    pool = Pool(pages, page_size)
+def reserve(lengths, wanted, pages, page_size=1, unused=0):
+    pool = Pool(pages, page_size, unused)
     return Window.reserve(pool, np.array(lengths), wanted), pool
 
 
@@ -54,6 +59,23 @@ def test_new_pages_counts_the_pages_that_further_tokens_begin():
 @pytest.mark.parametrize(("free", "steps"), [(100, 8), (24, 8), (23, 7), (3, 1), (2, 0), (0, 0)])
 def test_without_pages_the_free_slots_are_shared_evenly(free, steps):
     assert affordable(np.array([5, 9, 2]), 8, 1, free) == steps
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_a_full_pool_is_relieved_of_what_stock_would_evict_over_eight_steps(page_size):
+    window, pool = reserve([16, 32], 30, pages=0, page_size=page_size, unused=100)
+    assert window.steps == min(8, page_size) if page_size > 1 else 8
+    assert 100 - len(pool.unused) == (16 if page_size == 1 else 2)
+
+
+def test_nothing_is_evicted_while_eight_steps_fit():
+    window, pool = reserve([16, 32], 30, pages=16, unused=100)
+    assert window.steps == 8 and len(pool.unused) == 100
+
+
+def test_what_can_be_evicted_is_shared_evenly_where_it_is_too_little():
+    window, _ = reserve([16, 32], 30, pages=1, unused=6)
+    assert window.steps == 3
 
 
 def test_with_pages_a_window_begins_one_new_page_a_row_at_most():

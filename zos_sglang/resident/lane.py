@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Protocol
 
+from zos_sglang.overlap.row_ledger import RowLedgerError
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Departure, Refusal
 from zos_sglang.resident.executor import Executor
@@ -124,19 +125,23 @@ class Lane:
 
     def enter(self, batch: Any, pending: Any) -> Any:
         """Open on `batch` and launch its prepared step; returns its result, or None if it may not ride."""
-        refusal = self._refuses(batch)
-        if refusal is not None:
-            if refusal is not Refusal.NOT_DECODE:
-                self.account.refused[refusal] += 1
-                self.account.decode_steps += 1
-            return None
-        table = self.port.table(batch, pending)
-        return self._open(batch, table, pending)
+        try:
+            refusal = self._refuses(batch)
+            table = self.port.table(batch, pending) if refusal is None else None
+        except Exception:
+            self._break("could not judge a batch")
+            refusal, table = Refusal.CLOSED_FOR_GOOD, None
+        if table is not None:
+            return self._open(batch, table, pending)
+        if refusal is not None and refusal is not Refusal.NOT_DECODE:
+            self.account.refused[refusal] += 1
+            self.account.decode_steps += 1
+        return None
 
     def _open(self, batch: Any, table: RowTable, pending: Any) -> Any:
         port = self.port
-        port.count_launch(batch)
         try:
+            port.count_launch(batch)
             with port.forward_context():
                 port.forward_waits_for_schedule()
                 port.resolve_inputs(batch)
@@ -144,10 +149,13 @@ class Lane:
                 if self.floor_replays:
                     self._time_floor(batch)
                 self.executor.step()
+        except RowLedgerError:
+            raise  # debug mode found a wrong input; another launch would run on it
         except Exception:
             self._break("could not open")
             port.uncount_launch(batch)
             self.executor.close()
+            self.account.decode_steps += 1
             return None
         self.batch, self.table, self.window = batch, table, None
         self.launched = 0
@@ -161,9 +169,10 @@ class Lane:
         return self._launched()
 
     def _refuses(self, batch: Any) -> Refusal | None:
-        if self._broken:
+        refusal = self.port.refuses(batch)
+        if self._broken and refusal is not Refusal.NOT_DECODE:
             return Refusal.CLOSED_FOR_GOOD
-        return self.port.refuses(batch) or self.executor.refuses(batch)
+        return refusal or self.executor.refuses(batch)
 
     def _time_floor(self, batch: Any) -> None:
         replays, self.floor_replays = self.floor_replays, 0
@@ -201,8 +210,8 @@ class Lane:
 
     def _advance(self) -> Any:
         port = self.port
-        port.count_launch(self.batch)
         try:
+            port.count_launch(self.batch)
             with port.forward_context():
                 self.executor.step()
         except Exception:

@@ -20,6 +20,9 @@ class KvPool(Protocol):
     def free_slots(self) -> int:
         """Slots that can be had without evicting anything."""
 
+    def make_room(self, slots: int) -> None:
+        """Evict prefixes that no one uses until so many slots are free, as far as there are any."""
+
     def take(self, count: int) -> Any:
         """`count` slots (page size 1) or `count` pages, on the device."""
 
@@ -33,10 +36,22 @@ class KvPool(Protocol):
         """Some of the pages of `taken`."""
 
 
+#: A server that has run for a while has no free slots: all belong to the prefix tree, and stock evicts as it
+#: goes. So does the lane, but no more than stock would over so many steps.
+STEPS_WORTH_EVICTING = 8
+
+
 def new_pages(lengths: np.ndarray, steps: int, page_size: int) -> np.ndarray:
     """Per row, the pages that `steps` more tokens begin. `lengths` int64 [rows] are the tokens so far."""
     found: np.ndarray = (lengths + steps - 1) // page_size - (lengths - 1) // page_size
     return found
+
+
+def slots_of(lengths: np.ndarray, steps: int, page_size: int) -> int:
+    """The slots that `steps` more tokens of every row take from the pool, whole pages."""
+    if page_size == 1:
+        return steps * len(lengths)
+    return int(new_pages(lengths, min(steps, page_size), page_size).sum()) * page_size
 
 
 def affordable(lengths: np.ndarray, wanted: int, page_size: int, free: int) -> int:
@@ -45,7 +60,7 @@ def affordable(lengths: np.ndarray, wanted: int, page_size: int, free: int) -> i
         return min(wanted, free // len(lengths))
     # One new page a row at most, which is what the page table kernel handles.
     steps = min(wanted, page_size)
-    while steps and int(new_pages(lengths, steps, page_size).sum()) * page_size > free:
+    while steps and slots_of(lengths, steps, page_size) > free:
         steps //= 2
     return steps
 
@@ -65,11 +80,14 @@ class Window:
         """Slots for up to `wanted` steps and at least one, or None if there is no room."""
         page = pool.page_size
         steps = affordable(lengths, wanted, page, pool.free_slots())
+        needed = min(wanted, STEPS_WORTH_EVICTING)
+        if steps < needed and (page == 1 or steps < page):
+            pool.make_room(slots_of(lengths, needed, page))
+            steps = max(steps, affordable(lengths, needed, page, pool.free_slots()))
         if steps < 1:
             return None
         window = cls(pool, lengths, steps)
-        count = steps * len(lengths) if page == 1 else int(new_pages(lengths, steps, page).sum())
-        window.taken = pool.take(count)
+        window.taken = pool.take(slots_of(lengths, steps, page) // page)
         try:
             pool.write(window.taken, steps)
         except Exception:

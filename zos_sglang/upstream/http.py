@@ -187,7 +187,8 @@ def _why_refused(mode: str) -> str:
         f"The scheduler refused to switch to mode {mode}; it keeps the mode it has. Either it is in mode "
         "off, which is final until a restart (use stock to alternate), or zos-sglang is not active in it "
         "(overlap is off, SGLang runs a loop that we leave alone, or this SGLang is not supported: its log "
-        "says which), or another value in the same request was refused. GET /server_info shows the mode."
+        "says which), or another value in the same request was refused. GET "
+        "/server_info shows the mode; in mode off it has no entry zos."
     )
 
 

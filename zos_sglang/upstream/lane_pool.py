@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sglang.srt.mem_cache.common import evict_from_tree_cache
 
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.kernels import prepare_write_slots, write_slots
@@ -17,6 +18,7 @@ class SglangKvPool:
     def __init__(self, scheduler: Any, account: LaneAccount) -> None:
         self.account = account
         self.allocator = scheduler.token_to_kv_pool_allocator
+        self.tree_cache = scheduler.tree_cache
         self.table = scheduler.req_to_token_pool.req_to_token
         self.page_size = int(self.allocator.page_size)
         # Compiled now, not by the first reservation.
@@ -35,6 +37,9 @@ class SglangKvPool:
 
     def free_slots(self) -> int:
         return int(self.allocator.available_size())
+
+    def make_room(self, slots: int) -> None:
+        evict_from_tree_cache(self.tree_cache, slots)
 
     def take(self, count: int) -> torch.Tensor:
         """Slots, int64 [count], or page ids, int64 [count]; from free pages only, so nothing is evicted."""

@@ -149,8 +149,8 @@ def _outcome(sent: _Sent, share: Share) -> Outcome:
 class Clients:
     """Client processes that live as long as the benchmark. A context manager."""
 
-    def __init__(self, url: str, processes: int, *, output: int, incremental: bool, timeout_s: float) -> None:
-        self.url, self.processes, self.output = url, processes, output
+    def __init__(self, url: str, processes: int, *, incremental: bool, timeout_s: float) -> None:
+        self.url, self.processes = url, processes
         self.incremental, self.timeout_s = incremental, timeout_s
         # Not forked: the parent may hold a CUDA context and threads.
         self._pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
@@ -164,16 +164,20 @@ class Clients:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        if kind is not None:
+            # Else a client would go on with its schedule, up to the end of the run, against a dead server.
+            for child in multiprocessing.active_children():
+                child.terminate()
+        self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
-    def play(self, requests: Sequence[Request], output: int | None = None) -> list[Report]:
-        """Send all requests in their order in time, dealt out in turn; one report a process."""
+    def play(self, requests: Sequence[Request], output: int) -> list[Report]:
+        """Send all requests in time, dealt out in turn, for `output` tokens each; one report a process."""
         start = time.monotonic() + _LEAD_S
         shares = [
             Share(
                 self.url,
                 requests[place :: self.processes],
-                output or self.output,
+                output,
                 self.incremental,
                 start,
                 self.timeout_s,

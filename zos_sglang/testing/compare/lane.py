@@ -26,11 +26,12 @@ class LaneEvidence:
     """What a scenario expects of the lane in mode resident.
 
     floor: smallest share of the decode steps that must have ridden; 0 asks for a single step, None for
-    nothing, because chance decides whether a batch without refused requests remains. closed: the lane stays closed on this server, for this reason, and no step may ride. refused, left: reasons that
-    must have been counted at least once during the scenario.
+    nothing, because chance decides whether a batch without refused requests remains. closed: the lane
+    stays closed on this server, for this reason, and no step may ride. refused, left: reasons that must
+    have been counted at least once during the scenario.
     """
 
-    floor: float | None = 0.0
+    floor: float | None = 0.5
     closed: str | None = None
     refused: tuple[str, ...] = ()
     left: tuple[str, ...] = ()

@@ -49,7 +49,7 @@ def totals(results: list[Result]) -> str:
     tokens = sum(r.ours.tokens for r in played)
     line = (
         f"{len(played) - len(failed)} of {len(played)} scenarios equal; "
-        f"{requests} requests and {tokens} tokens on each server"
+        f"{requests} requests and {tokens} tokens of ours"
     )
     if skipped := [r.scenario.name for r in results if r.skipped]:
         line += f"; not on CPU: {', '.join(skipped)}"

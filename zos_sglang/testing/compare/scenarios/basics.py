@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 from zos_sglang.testing.compare.evidence import Evidence
+from zos_sglang.testing.compare.lane import LaneEvidence
 from zos_sglang.testing.compare.prompts import question, story
 from zos_sglang.testing.compare.records import Records
 from zos_sglang.testing.compare.scenario import GREEDY, Scenario, Stage, count, greedy
@@ -183,7 +184,11 @@ SCENARIOS = (
         "completions and chats, half streaming with usage",
         openai,
         PLAIN,
-        Evidence(reasons=("overlapped",), seen={"log-probabilities": count(lambda r: r.logprobs)}),
+        Evidence(
+            reasons=("overlapped",),
+            seen={"log-probabilities": count(lambda r: r.logprobs)},
+            lane=LaneEvidence(None, refused=("logprobs",)),
+        ),
         smoke=True,
     ),
     Scenario(

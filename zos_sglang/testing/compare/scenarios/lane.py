@@ -23,7 +23,7 @@ from zos_sglang.testing.compare.scenarios.prefill import retracted
 STAGGERED = 40
 
 
-def _ends(stage: Stage, seed: int) -> dict[str, Any]:
+def _ends(seed: int) -> dict[str, Any]:
     """A seeded way to end: at a limit, on EOS, on stop ids or on a stop string; limits all differ."""
     rng = random.Random(seed)
     ids = [rng.randrange(20, 200) for _ in range(12)]
@@ -47,7 +47,7 @@ async def _many_ends(stage: Stage, seed: int, requests: int = 20) -> None:
                 stage.client.generate(
                     f"end-{i:02}",
                     stage.model.ids(5 + 7 * (i % 6), seed + i),
-                    _ends(stage, seed + i),
+                    _ends(seed + i),
                     stream=i % 2 == 0,
                 ),
             )
@@ -204,6 +204,7 @@ SCENARIOS = (
             batch=8,
             lane=LaneEvidence(0.8, left=("length-limit",)),
         ),
+        compare_cached=True,
     ),
     Scenario(
         "lane-paged-ends",
@@ -213,7 +214,7 @@ SCENARIOS = (
         Evidence(
             reasons=("overlapped",),
             seen={"stopped": count(lambda r: r.finish_type == "stop")},
-            lane=LaneEvidence(0.5, left=("finish", "length-limit")),
+            lane=LaneEvidence(left=("finish", "length-limit")),
         ),
     ),
     Scenario(
@@ -247,7 +248,7 @@ SCENARIOS = (
         Evidence(
             reasons=("overlapped",),
             seen={"stopped": count(lambda r: r.finish_type == "stop")},
-            lane=LaneEvidence(0.5, left=("finish", "length-limit")),
+            lane=LaneEvidence(left=("finish", "length-limit")),
         ),
     ),
     Scenario(

@@ -1,0 +1,258 @@
+"""Command line of scripts/bench_arrivals.py."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from zos_sglang.modes import MODES
+from zos_sglang.testing.bench.arrivals import Load, count_of
+from zos_sglang.testing.bench.arrivals_load import Clients
+from zos_sglang.testing.bench.arrivals_plot import draw
+from zos_sglang.testing.bench.arrivals_run import NAME, Bench, Plan, Results
+from zos_sglang.testing.bench.arrivals_table import print_summary
+from zos_sglang.testing.bench.checkpoint import context, vocabulary
+from zos_sglang.testing.bench.cli import numbers, pair
+from zos_sglang.testing.bench.client import BenchClient, BenchError
+from zos_sglang.testing.bench.plot import PlotError
+from zos_sglang.testing.bench.record import provenance
+from zos_sglang.testing.bench.serve import SHAPES, TINY, Config, find_model
+from zos_sglang.testing.bench.zos import Budget
+from zos_sglang.testing.models import ModelError
+from zos_sglang.testing.server import ServerFailed, cuda_available
+
+PLOT_NAME = "bench_arrivals.png"
+#: Mode off is final until a restart, so it cannot take turns.
+SWITCHABLE = tuple(mode for mode in MODES if mode != "off")
+GRAPHS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)
+#: Positions that a request cannot use.
+_KEPT_BACK = 2
+
+DESCRIPTION = """\
+Requests that arrive at random times (Poisson) at one server process, streamed over HTTP; every mode gets the
+same prompts at the same times, switched live, from an empty prefix cache, in alternating order.
+
+  tokens/s   output tokens over the time from the first request to the last token
+  TTFT       from sending a request to its first token
+  ITL        per token: the time since the arrival before, spread over the tokens that came at once
+  gap        the same without spreading, one per arrival: a stall shows here whatever it brought
+  E2E        from sending a request to its last token
+  bursts     arrivals of more than one token (full_events in the file: events of more than one)
+  lane       share of the decode steps that the resident lane ran
+  client     share of a core that the busiest client process used, and P99 of how late its event loop was
+  answers    requests whose token ids differ from stock's in the same repeat; stock's own row: from its first
+             repeat. Batches depend on the clock here, and in bfloat16 a row's rounding depends on its batch.
+
+--out holds bench_arrivals.json (rewritten after every run), bench_arrivals.png and the server's log."""
+
+EPILOG = """\
+Exit code: 0 done, 1 requests failed, or answers differ where they must not (--exact, the default on a CPU in
+float32), 2 could not run or not one repeat was whole."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags; the defaults are those of the measurement on a CUDA device."""
+    found = argparse.ArgumentParser(
+        prog="bench_arrivals.py",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+    )
+    add = found.add_argument
+    add("--modes", type=_modes, default="stock,resident", help="(stock,resident)")
+    add("--rates", type=_rates, default=(4.0, 16.0, 64.0), help="requests a second (4,16,64)")
+    add("--in", dest="prompt", type=_positive, default=256, help="tokens of a prompt (256)")
+    add("--out-tokens", dest="output", type=_positive, default=256, help="tokens of an answer (256)")
+    add("--requests", type=_positive, default=200, help="requests of a run, at most (200)")
+    add("--seconds", type=float, default=20, help="seconds of arrivals of a run, at most (20)")
+    add("--repeats", type=_positive, default=5, help="repeats, in alternating order (5)")
+    add("--seed", type=int, default=0, help="of arrival times and prompts (0)")
+    add("--clients", type=_positive, help="client processes (4, or 1 on fewer than 8 cores)")
+    add("--timeout-s", type=float, default=120, help="for each request (120)")
+    add(
+        "--cumulative",
+        action="store_true",
+        help="events carry all token ids so far, as without --incremental-streaming-output",
+    )
+    add(
+        "--exact",
+        action=argparse.BooleanOptionalAction,
+        help="differing answers are a failure (on a CPU in float32)",
+    )
+    add("--model", default=TINY, help=f"{TINY}, {', '.join(SHAPES)} or a folder ({TINY})")
+    add("--attention", help="triton or fa3 (triton on CUDA, torch_native on the CPU)")
+    add("--dtype", help="(bfloat16 on CUDA, float32 on the CPU)")
+    add("--graphs", choices=("on", "off"), default="on", help="CUDA graphs; no effect on a CPU")
+    add("--graph-batches", type=numbers, default=GRAPHS, help=f"({','.join(map(str, GRAPHS))})")
+    add("--env", action="append", default=[], metavar="K=V", help="for the server; repeatable")
+    add("--server-args", default="", help="more flags for the server, as one string")
+    add("--cache", type=Path, default=Path(".cache"), help="where models are kept (.cache)")
+    add("--start-timeout-s", type=float, default=420, help="(420)")
+    add("--limit-s", type=float, help="stop cleanly before so many seconds are over")
+    add("--out", type=Path, metavar="DIR", help="folder for the results")
+    add("--plot-only", type=Path, metavar="DIR", help="measure nothing: table and plot of the results in DIR")
+    add("--json", action="store_true", help="print the result as JSON instead of a table")
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, or draw what was measured; returns the exit code."""
+    args = parser().parse_args(argv)
+    if (args.out is None) == (args.plot_only is None):
+        parser().error("name one of --out DIR and --plot-only DIR")
+    try:
+        data = load(args.plot_only) if args.plot_only else _measure(args)
+    except (ServerFailed, BenchError, ModelError, OSError, ValueError) as error:
+        print(f"bench_arrivals: error: {error}", file=sys.stderr)
+        return 2
+    drawn = _draw(data, args.plot_only or args.out)
+    if args.json:
+        print(json.dumps(data))
+    else:
+        print_summary(data)
+    return 2 if args.plot_only and not drawn else exit_code(data)
+
+
+def exit_code(data: dict[str, Any]) -> int:
+    """1 if requests failed or answers differ that must be equal, else 2 if nothing was compared, else 0."""
+    rows = data["summary"]["rows"]
+    if any(run["failed"] for run in data["runs"]):
+        return 1
+    if data["settings"]["exact"] and any(row["answers"]["differing"] for row in rows):
+        return 1
+    return 0 if rows else 2
+
+
+def load(out: Path) -> dict[str, Any]:
+    """The result file in folder `out`. Raises ValueError if it is something else's, OSError if absent."""
+    data = json.loads((out / NAME).read_text())
+    if not isinstance(data, dict) or data.get("kind") != "bench_arrivals":
+        raise ValueError(f"{out / NAME} is not a result of bench_arrivals")
+    return data
+
+
+def _measure(args: argparse.Namespace) -> dict[str, Any]:
+    # A time limit from outside must stop the server too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
+    if (args.out / NAME).exists():
+        raise ValueError(f"{args.out / NAME} exists; another --out keeps it")
+    budget = Budget(args.limit_s)
+    model = find_model(args.model, args.cache)
+    config, plan, cuda = _config(args, model), _plan(args, model), cuda_available()
+    results = Results(args.out / NAME, _head(args, config, plan, cuda), plan)
+    server = config.server(args.out / "server.log", args.start_timeout_s)
+    with server, BenchClient(server.url) as client:
+        info = client.info()
+        clients = Clients(
+            server.url,
+            results.data["settings"]["clients"],
+            incremental=bool(info["incremental_streaming_output"]),
+            timeout_s=args.timeout_s,
+        )
+        with clients:
+            Bench(client, clients, budget, _say).measure(plan, results)
+    return results.data
+
+
+def _plan(args: argparse.Namespace, model: Path) -> Plan:
+    """Raises ValueError if the model is too short for the requests."""
+    needed, positions = args.prompt + args.output + _KEPT_BACK, context(model)
+    if needed > positions:
+        raise ValueError(f"--in and --out-tokens need {needed} positions, the model has {positions}")
+    loads = tuple(
+        Load(
+            rate=rate,
+            count=count_of(rate, args.requests, args.seconds),
+            prompt=args.prompt,
+            output=args.output,
+            vocab=vocabulary(model),
+            seed=args.seed,
+        )
+        for rate in args.rates
+    )
+    return Plan(args.modes, loads, args.repeats)
+
+
+def _config(args: argparse.Namespace, model: Path) -> Config:
+    shape = [] if args.cumulative else ["--incremental-streaming-output"]
+    return Config(
+        model=model,
+        mode=args.modes[0],
+        attention=args.attention,
+        dtype=args.dtype,
+        graphs=args.graphs == "on",
+        batches=args.graph_batches,
+        tokens_a_request=args.prompt + args.output,
+        # Nothing reads the probe here, and it costs a little of every step.
+        env={"ZOS_PROBE": "0", **dict(pair(text) for text in args.env)},
+        args=[*shape, *shlex.split(args.server_args)],
+    )
+
+
+def _head(args: argparse.Namespace, config: Config, plan: Plan, cuda: bool) -> dict[str, Any]:
+    """Provenance and settings. The model's path is this machine's business, its flags are not."""
+    few = (os.cpu_count() or 1) < 8
+    exact = args.exact if args.exact is not None else not cuda and args.dtype in (None, "float32")
+    return {
+        **provenance("bench_arrivals"),
+        "server": {"args": config.command_args(cuda), "env": config.environment(cuda)},
+        "settings": {
+            "model": args.model,
+            "modes": list(plan.modes),
+            "rates": [load.rate for load in plan.loads],
+            "requests": [load.count for load in plan.loads],
+            "prompt": args.prompt,
+            "output": args.output,
+            "repeats": plan.repeats,
+            "seed": args.seed,
+            "clients": args.clients or (1 if few else 4),
+            "exact": exact,
+        },
+    }
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _draw(data: dict[str, Any], out: Path) -> bool:
+    settings = data["settings"]
+    title = f"{settings['model']}, {settings['prompt']} tokens in, {settings['output']} out"
+    try:
+        draw(data["summary"], title, out / PLOT_NAME)
+    except PlotError as error:
+        print(f"bench_arrivals: no plot: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def _modes(text: str) -> tuple[str, ...]:
+    words = tuple(text.split(","))
+    if unknown := [word for word in words if word not in SWITCHABLE]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(SWITCHABLE)}")
+    if len(set(words)) < max(2, len(words)):
+        raise argparse.ArgumentTypeError("name at least two different modes")
+    return words
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(sorted({float(word) for word in text.split(",")}))
+    except ValueError:
+        found = (0.0,)
+    if not found[0] > 0 or found[-1] == float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of rates such as 4,16,64")
+    return found
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value

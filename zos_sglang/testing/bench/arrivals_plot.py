@@ -1,0 +1,83 @@
+"""The plot of scripts/bench_arrivals.py: latencies and throughput over the rate of arrivals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from zos_sglang.testing.bench.plot import PlotError
+
+#: Figure, title and unit of each panel.
+PANELS = (
+    ("itl_ms.p50", "ITL, P50", "ms"),
+    ("itl_ms.p99", "ITL, P99", "ms"),
+    ("ttft_ms.p99", "TTFT, P99", "ms"),
+    ("tokens_per_s", "output", "tokens/s"),
+)
+#: Okabe and Ito's colours, as in the plot of bench_zos.py.
+_COLOURS = {"sync": "#E69F00", "stock": "#0072B2", "overlap": "#009E73", "resident": "#D55E00"}
+_PANEL_INCHES = (4.2, 3.4)
+
+
+def series(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, list[tuple[float, dict[str, float]]]]:
+    """Pairs (rate, spread over the repeats) by mode, in the order of the rates."""
+    found: dict[str, list[tuple[float, dict[str, float]]]] = {}
+    for row in sorted(rows, key=lambda row: row["rate"]):
+        if row[metric] is not None:
+            found.setdefault(row["mode"], []).append((row["rate"], row[metric]))
+    return found
+
+
+def draw(summary: Mapping[str, Any], title: str, path: Path) -> None:
+    """Write the plot to `path` (PNG), medians with bars from the least to the largest repeat.
+
+    Raises PlotError without matplotlib or without figures.
+    """
+    if not summary["rows"]:
+        raise PlotError("there are no figures yet")
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise PlotError(
+            f"{error}; pip install matplotlib, then draw it with bench_arrivals.py --plot-only {path.parent}"
+        ) from None
+    width, height = _PANEL_INCHES
+    figure, axes = pyplot.subplots(
+        1, len(PANELS), figsize=(width * len(PANELS), height), layout="constrained"
+    )
+    for panel, (metric, name, unit) in zip(axes, PANELS, strict=True):
+        for mode, points in series(summary["rows"], metric).items():
+            _line(panel, mode, points)
+        panel.set(title=name, ylabel=unit, xlabel="requests a second")
+        rates = sorted({row["rate"] for row in summary["rows"]})
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        panel.minorticks_off()
+        panel.set_ylim(bottom=0)
+        panel.grid(alpha=0.3)
+    axes[0].legend(fontsize="small")
+    figure.suptitle(title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _line(panel: Any, mode: str, points: Sequence[tuple[float, Mapping[str, float]]]) -> None:
+    middle = [found["median"] for _, found in points]
+    bars = [
+        [found["median"] - found["min"] for _, found in points],
+        [found["max"] - found["median"] for _, found in points],
+    ]
+    panel.errorbar(
+        [rate for rate, _ in points],
+        middle,
+        yerr=bars,
+        marker="o",
+        capsize=3,
+        color=_COLOURS.get(mode),
+        label=mode,
+    )

@@ -1,0 +1,141 @@
+"""The runs of scripts/bench_arrivals.py against one server, modes switched live, every run kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from zos_sglang.testing.bench.arrivals import Load, figures
+from zos_sglang.testing.bench.arrivals_load import Clients, cost
+from zos_sglang.testing.bench.arrivals_summary import summarise
+from zos_sglang.testing.bench.client import BenchClient, BenchError
+from zos_sglang.testing.bench.counters import gained
+from zos_sglang.testing.bench.record import write_json
+from zos_sglang.testing.bench.stats import base_of, order_of
+from zos_sglang.testing.bench.zos import Budget, OutOfTime
+
+NAME = "bench_arrivals.json"
+#: A warm-up is another load at the highest rate, with at most so many requests.
+_WARM_UP, _WARM_UP_SEED = 64, 1_000_003
+_LANE = "resident"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run: every load in every mode, `repeats` times, the order of the modes alternating."""
+
+    modes: tuple[str, ...]
+    loads: tuple[Load, ...]
+    repeats: int
+
+    @property
+    def base(self) -> str:
+        return base_of(self.modes)
+
+
+class Results:
+    """`bench_arrivals.json`, rewritten after every run."""
+
+    def __init__(self, path: Path, head: dict[str, Any], plan: Plan) -> None:
+        self.path, self.plan = path, plan
+        self.data: dict[str, Any] = {**head, "complete": False, "warmups": [], "runs": []}
+
+    def save(self) -> None:
+        self.data["summary"] = summarise(self.data["runs"], self.plan.modes, self.plan.base)
+        write_json(self.path, self.data)
+
+
+class Bench:
+    """One started server and its clients. `say` gets one line a run."""
+
+    def __init__(
+        self, client: BenchClient, clients: Clients, budget: Budget, say: Callable[[str], None] = print
+    ) -> None:
+        self.client, self.clients, self.budget, self.say = client, clients, budget, say
+        self._seconds: dict[Load, float] = {}
+
+    def measure(self, plan: Plan, results: Results) -> None:
+        """Warm up, then all repeats; stops early with all kept when the time is over.
+
+        Raises BenchError.
+        """
+        try:
+            self._warm_up(plan, results)
+            for repeat in range(plan.repeats):
+                for load in plan.loads:
+                    for place, mode in enumerate(order_of(plan.modes, repeat)):
+                        run = self.run(load, mode)
+                        results.data["runs"].append({"repeat": repeat, "place": place, **run})
+                        results.save()
+            results.data["complete"] = True
+        except OutOfTime:
+            self.say("  --limit-s: stopping here")
+        finally:
+            results.save()
+
+    def _warm_up(self, plan: Plan, results: Results) -> None:
+        most = max(plan.loads, key=lambda load: load.rate)
+        load = replace(most, count=min(most.count, _WARM_UP), seed=_WARM_UP_SEED)
+        for mode in plan.modes:
+            run = self.run(load, mode)
+            if run["failed"]:
+                raise BenchError(f"warm-up, mode {mode}: {run['failed']} requests failed: {run['errors']}")
+            results.data["warmups"].append({name: run[name] for name in ("mode", "requests", "tokens_per_s")})
+
+    def run(self, load: Load, mode: str) -> dict[str, Any]:
+        """One load in one mode, from an empty prefix cache. Raises BenchError, OutOfTime."""
+        self.budget.spend(self._seconds.get(load, load.count / load.rate))
+        self.client.switch(mode)
+        flushed = self.client.http.post("/flush_cache", params={"timeout": 10})
+        if flushed.status_code != 200:
+            raise BenchError(f"/flush_cache answered {flushed.status_code}: {flushed.text[:300]}")
+        before, begin = self.client.zos(), time.monotonic()
+        reports = self.clients.play(load.requests(), load.output)
+        self._seconds[load] = time.monotonic() - begin
+        growth = gained(before, self.client.zos())
+        found = {
+            "rate": load.rate,
+            "mode": mode,
+            **figures([outcome for report in reports for outcome in report.outcomes]),
+            "client": cost(reports),
+            "lane": lane_of(growth, decoded_tokens=load.count * (load.output - 1)) if mode == _LANE else None,
+            "counts": {name: growth[name] for name in ("paths", "reasons") if name in growth},
+        }
+        self.say(_line(found))
+        return found
+
+
+def lane_of(growth: dict[str, Any], decoded_tokens: int) -> dict[str, Any] | None:
+    """The lane's counters of a run, with the share of decode steps and of decoded tokens that were its own.
+
+    `decoded_tokens` are those that took a decode step: all but each request's first. None without a lane.
+    """
+    lane = growth.get("lane")
+    if lane is None:
+        return None
+    steps, decoded = lane.get("decode_steps", 0), lane.get("row_steps", 0) - lane.get("wasted_row_steps", 0)
+    return {
+        **lane,
+        "share": round(lane["steps"] / steps, 4) if steps else None,
+        "token_share": round(decoded / decoded_tokens, 4) if decoded_tokens else None,
+    }
+
+
+def _line(run: dict[str, Any]) -> str:
+    itl, ttft = run["itl_ms"] or {}, run["ttft_ms"] or {}
+    words = [
+        f"  {run['rate']:g}/s {run['mode']}: {run['requests']} requests",
+        f"{run['tokens_per_s']} tokens/s",
+        f"ITL P50 {itl.get('p50')} P99 {itl.get('p99')} ms",
+        f"TTFT P99 {ttft.get('p99')} ms",
+    ]
+    if run["failed"]:
+        words.append(f"{run['failed']} FAILED: {run['errors'][0]}")
+    if run["client"]["in_the_way"]:
+        client = run["client"]
+        lag = (client["lag_ms"] or {}).get("p99")
+        words.append(f"clients late or busy: loop lag P99 {lag} ms, {client['busiest']:.2f} of a core")
+    return ", ".join(words)

@@ -13,18 +13,28 @@ from zos_sglang.resident.window import Window
 
 
 class SglangKvPool:
-    """`KvPool` over `TokenToKVPoolAllocator` and `PagedTokenToKVPoolAllocator`. Schedule stream only."""
+    """`KvPool` over `TokenToKVPoolAllocator` and `PagedTokenToKVPoolAllocator`. Schedule stream only.
+
+    Allocator, tree and table are asked of the scheduler each time: one that upstream rebuilds is not kept alive.
+    """
 
     def __init__(self, scheduler: Any, account: LaneAccount) -> None:
         self.account = account
-        self.allocator = scheduler.token_to_kv_pool_allocator
-        self.tree_cache = scheduler.tree_cache
-        self.table = scheduler.req_to_token_pool.req_to_token
+        self.scheduler = scheduler
         self.page_size = int(self.allocator.page_size)
         # Compiled now, not by the first reservation.
         prepare_write_slots(self.table, self.page_size)
         self._rows: Any = None
         self._lengths: Any = None
+
+    @property
+    def allocator(self) -> Any:
+        return self.scheduler.token_to_kv_pool_allocator
+
+    @property
+    def table(self) -> torch.Tensor:
+        table: torch.Tensor = self.scheduler.req_to_token_pool.req_to_token
+        return table
 
     def reserve(self, batch: Any, done: int, wanted: int) -> Window | None:
         """Slots for the steps after `batch`'s own and `done` more."""
@@ -39,7 +49,7 @@ class SglangKvPool:
         return int(self.allocator.available_size())
 
     def make_room(self, slots: int) -> None:
-        evict_from_tree_cache(self.tree_cache, slots)
+        evict_from_tree_cache(self.scheduler.tree_cache, slots)
 
     def take(self, count: int) -> torch.Tensor:
         """Slots, int64 [count], or page ids, int64 [count]; from free pages only, so nothing is evicted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,3 +15,14 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in [n for n in os.environ if n.startswith("ZOS_")]:
         monkeypatch.delenv(name)
     yield
+
+
+@pytest.fixture
+def published() -> Iterator[Any]:
+    """SGLang's runtime context of a plain CPU server, for the length of one test."""
+    from sglang.srt.runtime_context import use_context
+
+    from tests.unit.upstream_context import plain_context
+
+    with use_context(plain_context()) as context:
+        yield context

@@ -15,7 +15,8 @@ from zos_sglang.resident.window import Window
 class SglangKvPool:
     """`KvPool` over `TokenToKVPoolAllocator` and `PagedTokenToKVPoolAllocator`. Schedule stream only.
 
-    Allocator, tree and table are asked of the scheduler each time: one that upstream rebuilds is not kept alive.
+    Allocator, tree and table are asked of the scheduler each time: one that upstream rebuilds is not kept
+    alive.
     """
 
     def __init__(self, scheduler: Any, account: LaneAccount) -> None:

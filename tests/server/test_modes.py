@@ -21,7 +21,7 @@ def answers(client):
 
 
 def test_every_mode_gives_the_answers_of_stock(client, answers):
-    for mode in ("stock", "sync", "overlap"):
+    for mode in ("stock", "sync", "overlap", "resident"):
         assert client.set_state(zos_mode=mode).json() == [True]
         assert client.zos()["mode"] == mode
         assert client.wave() == answers
@@ -31,7 +31,7 @@ def test_switching_while_requests_run_changes_no_answer(client, answers):
     before = client.zos()["paths"]["mode-switches"]
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(client.wave)
-        for mode in ("sync", "stock", "overlap", "stock", "sync", "overlap") * 3:
+        for mode in ("sync", "resident", "stock", "overlap", "resident", "overlap") * 3:
             time.sleep(0.03)
             assert client.set_state(zos_mode=mode).status_code == 200
         assert running.result() == answers
@@ -40,7 +40,7 @@ def test_switching_while_requests_run_changes_no_answer(client, answers):
 
 
 def test_pausing_by_retraction_works_in_every_mode(client, answers):
-    for mode in ("sync", "stock", "overlap"):
+    for mode in ("sync", "stock", "overlap", "resident"):
         client.set_state(zos_mode=mode)
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(client.wave)
@@ -61,7 +61,7 @@ def test_an_unknown_mode_is_refused_and_the_server_goes_on(client, answers):
 
 
 def test_off_gives_every_callable_back_for_good(client, answers):
-    client.set_state(zos_mode="overlap")
+    client.set_state(zos_mode="resident")
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(client.wave)
         time.sleep(0.1)

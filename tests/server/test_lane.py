@@ -1,0 +1,76 @@
+"""The resident lane in a real server: every decode step rides, and nobody who asks something waits for it."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.server.conftest import STRICT
+
+pytestmark = pytest.mark.server
+
+CHECKS = {**STRICT, "ZOS_DEBUG_FUTURE_MAP": "1", "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}
+#: Two ranks over gloo need a core each.
+TWO_RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+
+
+@pytest.fixture(scope="module")
+def client(serve, client_of):
+    return client_of(serve("resident", CHECKS, ("--enable-metrics",)))
+
+
+@pytest.fixture(scope="module")
+def answers(client):
+    client.set_state(zos_mode="stock")
+    found = client.wave()
+    client.set_state(zos_mode="resident")
+    return found
+
+
+def lane(client):
+    return client.zos()["lane"]
+
+
+def test_all_decode_steps_ride_and_the_answers_are_those_of_stock(client, answers):
+    before = lane(client)
+    assert client.wave() == answers
+    after = lane(client)
+    rode = after["steps"] - before["steps"]
+    assert rode > 20 and after["decode_steps"] - before["decode_steps"] == rode
+    assert after["faults"] == 0
+    # Every answer has another length: rows left, and the rest went on.
+    assert after["left"]["length-limit"] - before["left"].get("length-limit", 0) > 5
+
+
+def test_whoever_asks_while_the_lane_is_open_is_answered_at_once(client, answers):
+    steps = client.server.log_text().count("Decode batch")
+    with ThreadPoolExecutor(1) as pool:
+        long_one = pool.submit(client.generate, "a long answer", 900)
+        time.sleep(0.2)
+        begun = time.monotonic()
+        assert client.http.get("/health_generate").status_code == 200
+        assert "sglang:num_running_reqs" in client.http.get("/metrics").text
+        short = client.generate("a short answer in between", 4)
+        assert not long_one.done() and time.monotonic() - begun < 5
+        assert short["meta_info"]["completion_tokens"] == 4
+        assert long_one.result()["meta_info"]["completion_tokens"] == 900
+    assert lane(client)["left"]["intake"] >= 1
+    assert client.server.log_text().count("Decode batch") >= steps + 900 // 40 - 1
+
+
+def test_the_floor_can_be_asked_for(client, answers):
+    refused = client.set_state(zos_floor=0)
+    assert refused.status_code == 200 and refused.json() == [False]
+    assert client.set_state(zos_floor=3).json() == [True]
+    client.generate("one more", 8)
+    floor = client.zos()["floor"][-1]
+    assert floor["batch"] == 1 and floor["us"] > 0
+
+
+@pytest.mark.timeout(600)
+def test_two_ranks_ride_alike(serve, client_of, answers):
+    client = client_of(serve("resident", {**CHECKS, **TWO_RANKS}, ("--tp", "2")))
+    assert client.wave() == answers
+    assert lane(client)["share"] == 1.0

@@ -1,7 +1,7 @@
-"""The executor over upstream's own decode runner, batch, buffers, padding and sampler, on the CPU.
+"""Upstream's own decode runner, batch, buffers, padding and sampler, on the CPU.
 
 Only what needs a device is a stand-in: the model step (its "graph" is a function), and the attention backend.
-A program, since upstream's runtime context belongs to a process: `python -m tests.unit.upstream_decode_case`.
+Used inside the fixture `published`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,12 @@ from sglang.srt.model_executor.runner.decode_cuda_graph_runner import (
     DecodeCudaGraphRunner as UpstreamRunner,
 )
 from sglang.srt.model_executor.runner_utils.buffers import DecodeInputBuffers
-from sglang.srt.runtime_context import publish
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
-from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-from zos_sglang.resident.eligibility import Refusal
-from zos_sglang.resident.graph_executor import GraphExecutor
-from zos_sglang.upstream.decode_coverage import uncovered
-from zos_sglang.upstream.decode_graph import DecodeGraphs
 
 VOCABULARY = 97
 BUCKETS = (2, 4)
 CONTEXT = 100
-DEPTH = 3
 
 
 class FullCudaGraphBackend:
@@ -206,75 +198,3 @@ def model_runner() -> Any:
     )
     made.decode_cuda_graph_runner = DecodeCudaGraphRunner(made)
     return made
-
-
-def check_windows() -> None:
-    runner = model_runner()
-    executor = GraphExecutor(DecodeGraphs(runner), depth=DEPTH)
-    executor.capture_all()
-    table = runner.req_to_token_pool.req_to_token
-    steps = 0
-    for count, greedy in ((4, True), (3, True), (4, True), (3, False), (1, True)):
-        batch: Any = Batch(table, count, greedy=greedy)
-        runner.attn_backend.seen.clear()
-        assert executor.refuses(batch) is None
-        executor.open(batch)
-        assert executor._loaded.greedy is greedy
-        assert batch.seq_lens_sum is None, "the batch stays as upstream left it"
-        tokens, lengths = batch.input_ids.clone(), batch.seq_lens.clone()
-        for step in range(5):
-            slot = steps % DEPTH
-            executor.step()
-            steps += 1
-            tokens = token_after(tokens, lengths - 1, table[batch.req_pool_indices, lengths - 1])
-            assert executor.last_tokens().tolist() == tokens.tolist(), (count, greedy, step)
-            assert executor.ring[slot, :count].tolist() == tokens.tolist()
-            lengths = lengths + 1
-        bucket = 4 if count > 2 else 2
-        assert runner.attn_backend.seen == [
-            [*(5 + i + step for i in range(count)), *[1] * (bucket - count)] for step in range(5)
-        ]
-        buffers = runner.decode_cuda_graph_runner.buffers
-        for buffer, fill in (
-            (buffers.seq_lens, 1),
-            (buffers.positions, 0),
-            (buffers.out_cache_loc, 0),
-            (buffers.req_pool_indices, 0),
-        ):
-            assert buffer[count:bucket].tolist() == [fill] * (bucket - count)
-        executor.close()
-    assert runner.forward_pass_id == steps
-    assert executor.refuses(Batch(table, 5, greedy=True)) is Refusal.BATCH_SIZE
-
-
-def check_coverage() -> None:
-    assert uncovered(model_runner()) is None
-    other = type("FlashInferAttnBackend", (TritonAttnBackend,), {})
-    for where, attribute, value, refusal in (
-        ("runner", "pp_size", 2, Refusal.PIPELINE_PARALLEL),
-        ("runner", "require_mlp_sync", True, Refusal.DP_ATTENTION),
-        ("runner", "is_encoder_decoder", True, Refusal.MODEL),
-        ("runner", "backend", object(), Refusal.ATTENTION_BACKEND),
-        ("runner", "attn_backend", TritonAttnBackend(), Refusal.ATTENTION_BACKEND),
-        ("runner", "captured_req_width", 4, Refusal.MODEL),
-        ("attention", "needs_cpu_seq_lens", True, Refusal.ATTENTION_BACKEND),
-        ("attention", "dcp_size", 2, Refusal.ATTENTION_BACKEND),
-        ("attention", "__class__", other, Refusal.ATTENTION_BACKEND),
-        ("model", "spec_algorithm", SpeculativeAlgorithm.EAGLE, Refusal.SPECULATION),
-        ("model", "lora_manager", object(), Refusal.LORA_SERVER),
-        ("model", "token_to_kv_pool", object(), Refusal.KV_POOL),
-        ("model", "sliding_window_size", 128, Refusal.MODEL),
-        ("model", "eplb_manager", object(), Refusal.DIAGNOSTICS),
-        ("model", "decode_cuda_graph_runner", None, Refusal.ATTENTION_BACKEND),
-    ):
-        model = model_runner()
-        runner = model.decode_cuda_graph_runner
-        setattr({"model": model, "runner": runner, "attention": model.attn_backend}[where], attribute, value)
-        found = uncovered(model)
-        assert found is not None and found.refusal is refusal, (where, attribute, found)
-
-
-if __name__ == "__main__":
-    publish(ServerArgs(model_path="dummy", device="cpu"), role="tokenizer")
-    check_coverage()
-    check_windows()

@@ -11,7 +11,7 @@ ROOM = ("--max-total-tokens", "24000", "--max-running-requests", "32")
 
 PLAIN = ServerConfig("plain", (*COMMON, *ROOM))
 MIXED_CHUNK = ServerConfig("mixed-chunk", (*COMMON, *ROOM, "--enable-mixed-chunk"))
-# 24 requests of some 40 + 96 tokens want 3,300 tokens; they get 1,000.
+# 24 requests of some 30 + 160 tokens want 4,500 tokens; they get 1,000.
 SMALL_POOL = ServerConfig(
     "small-pool",
     (
@@ -52,7 +52,7 @@ UNCACHED = ServerConfig(
     ),
     our_env={"ZOS_CONSECUTIVE_PREFILL": "never"},
 )
-# 16 requests of some 26 + 90 tokens want 130 pages; they get 50.
+# 12 requests of some 24 + 160 tokens want 140 pages; they get 50.
 PAGED_TIGHT = ServerConfig(
     "paged-tight",
     (

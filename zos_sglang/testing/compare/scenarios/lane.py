@@ -17,7 +17,7 @@ from zos_sglang.testing.compare.scenario import Scenario, Stage, count, greedy
 from zos_sglang.testing.compare.scenarios.configs import PAGED, PAGED_TIGHT, PLAIN, UNCACHED
 from zos_sglang.testing.compare.scenarios.control import Load
 from zos_sglang.testing.compare.scenarios.metrics import scrape_while_running
-from zos_sglang.testing.compare.scenarios.prefill import retracted
+from zos_sglang.testing.compare.scenarios.prefill import overfill, retracted
 
 #: Rows that leave the lane one by one: no two of a wave end at the same step.
 STAGGERED = 40
@@ -142,16 +142,8 @@ async def refused_beside(stage: Stage) -> None:
 
 
 async def paged_pool_full(stage: Stage) -> None:
-    """Page size 16, no prefix cache, a third of the pages that 16 requests want: retraction."""
-    params = greedy(90, ignore_eos=False, logit_bias={str(eos): -100.0 for eos in stage.model.eos_ids})
-    await stage.gather(
-        *(
-            stage.client.generate(
-                f"pool-{i:02}", stage.model.ids(18 + i, 6700 + i), params, stream=i % 2 == 0
-            )
-            for i in range(16)
-        )
-    )
+    """Page size 16, no prefix cache, 12 requests that want three times the pages: retraction."""
+    await overfill(stage, 6700, chain=8, rest=4)
 
 
 async def calls_while_open(stage: Stage) -> None:

@@ -57,21 +57,38 @@ async def prefill_never_waits(stage: Stage) -> None:
     await _long_beside_decodes(stage, 2300, (600, 300, 500, 250, 400, 200))
 
 
-async def retraction(stage: Stage) -> None:
-    """24 requests that want three times the pool: some lose their pages and start again.
+async def overfill(stage: Stage, seed: int, *, chain: int, rest: int, tokens: int = 160) -> None:
+    """`chain` requests, each sent when the one before has begun to answer; then `rest` at once.
 
-    The end of sequence is forbidden by a bias: for requests that ignore it, stock admits exactly
-    what fits, and the pool never overflows.
+    Stock books the whole answer of a request that it admits, and a small part of it once the request runs:
+    requests that come one by one overfill a pool. The end of sequence is forbidden by a bias: for
+    requests that ignore it, stock admits exactly what fits.
     """
-    params = greedy(96, ignore_eos=False, logit_bias={str(eos): -100.0 for eos in stage.model.eos_ids})
-    await stage.gather(
-        *(
-            stage.client.generate(
-                f"pool-{i:02}", stage.model.ids(20 + i, 2400 + i), params, stream=i % 2 == 0
-            )
-            for i in range(24)
+    params = greedy(tokens, ignore_eos=False, logit_bias={str(eos): -100.0 for eos in stage.model.eos_ids})
+    begun = [asyncio.Event() for _ in range(chain)]
+
+    async def send(index: int, stream: bool) -> None:
+        await stage.client.generate(
+            f"pool-{index:02}",
+            stage.model.ids(18 + index, seed + index),
+            params,
+            stream=stream,
+            on_event=lambda record: begun[index].set() if stream and index < chain else None,
         )
-    )
+        if index < chain:
+            begun[index].set()  # refused requests have no events
+
+    async def after_the_one_before(index: int) -> None:
+        if index:
+            await begun[min(index, chain) - 1].wait()
+        await send(index, stream=index < chain or index % 2 == 0)
+
+    await stage.gather(*(after_the_one_before(i) for i in range(chain + rest)))
+
+
+async def retraction(stage: Stage) -> None:
+    """24 requests that want four times the pool: some lose their pages and start again."""
+    await overfill(stage, 2400, chain=8, rest=16)
 
 
 def retracted(records: Records) -> int:

@@ -187,7 +187,11 @@ def build(scenario: LaneScenario) -> LaneWorld:
     bag = SimpleNamespace(enable_metrics=False)
     with mock.patch.object(lane_results, "get_observability", lambda: bag):
         port.lane_results = lane_results.LaneResults(
-            scheduler, lane_account, lane.extra_steps, lane.row_ended
+            scheduler,
+            lane_account,
+            undisturbed=lane.undisturbed,
+            extra_steps=lane.extra_steps,
+            row_ended=lane.row_ended,
         )
     port.lane = lane
     faults = Faults()

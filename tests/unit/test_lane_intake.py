@@ -93,9 +93,3 @@ def test_requests_that_a_failing_dispatch_did_not_see_are_not_dispatched_twice()
     with pytest.raises(ZeroDivisionError):
         port.dispatch()
     assert scheduler._deferred_input_requests == []
-
-
-def test_the_whole_intake_is_upstreams_own_call() -> None:
-    called: list[str] = []
-    port_over(SimpleNamespace(ingest_requests=lambda: called.append("ingest"))).intake()
-    assert called == ["ingest"]

@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 
 from zos_sglang.resident.account import LaneAccount
-from zos_sglang.resident.window import STEPS_WORTH_EVICTING, Window, new_pages
+from zos_sglang.resident.window import Window, new_pages
 from zos_sglang.upstream import lane_pool
 from zos_sglang.upstream.lane_pool import SglangKvPool
 
@@ -149,14 +149,14 @@ def test_a_page_that_is_not_full_is_used_first() -> None:
 
 
 @PAGE_SIZES
-def test_prefixes_that_no_one_uses_make_room_for_a_few_steps_and_no_more(page: int) -> None:
+def test_prefixes_that_no_one_uses_make_room_for_one_step_and_no_more(page: int) -> None:
     world = World(page, [16, 32, 48])
     world.fill_tree(leave=0)
     world.conserved(0)
     window = world.pool.reserve(world.batch, 0, 12)
-    assert window is not None and window.steps == STEPS_WORTH_EVICTING
+    assert window is not None and window.steps == (1 if page == 1 else 12)
     evicted = SLOTS - 96 - world.tree.evictable_size()
-    assert evicted == (3 * STEPS_WORTH_EVICTING if page == 1 else 3 * PAGED)
+    assert evicted == 3 * page
     world.continued(window.steps)
     world.conserved(window.steps)
 

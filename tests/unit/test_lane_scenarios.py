@@ -181,7 +181,7 @@ def test_a_pool_too_small_for_a_window_leaves_retraction_to_stock(graphs, page_s
     assert world.scheduler.retractions and left(world)["pool-full"]
 
 
-def test_where_all_free_pages_belong_to_the_prefix_tree_the_lane_evicts_for_some_steps_at_a_time():
+def test_where_all_free_pages_belong_to_the_prefix_tree_the_lane_evicts_and_stays_open():
     """A server that has run for a while has no free pages: all are the prefix tree's, and stock evicts as
     it goes. A lane that took none of them would open and close for each single step."""
     old = [LaneSpec(rid, tuple((rid * 5 + i * i) % 31 for i in range(30)), 1) for rid in range(6)]

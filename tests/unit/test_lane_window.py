@@ -62,20 +62,20 @@ def test_without_pages_the_free_slots_are_shared_evenly(free, steps):
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_a_full_pool_is_relieved_of_what_stock_would_evict_over_eight_steps(page_size):
+def test_a_full_pool_is_relieved_of_what_stock_would_evict_for_one_step(page_size):
     window, pool = reserve([16, 32], 30, pages=0, page_size=page_size, unused=100)
-    assert window.steps == min(8, page_size) if page_size > 1 else 8
-    assert 100 - len(pool.unused) == (16 if page_size == 1 else 2)
+    assert 100 - len(pool.unused) == 2
+    assert window.steps == page_size, "as far as the pages for one step reach"
 
 
-def test_nothing_is_evicted_while_eight_steps_fit():
-    window, pool = reserve([16, 32], 30, pages=16, unused=100)
-    assert window.steps == 8 and len(pool.unused) == 100
+def test_nothing_is_evicted_while_one_step_fits():
+    window, pool = reserve([16, 32], 30, pages=2, unused=100)
+    assert window.steps == 1 and len(pool.unused) == 100
 
 
-def test_what_can_be_evicted_is_shared_evenly_where_it_is_too_little():
-    window, _ = reserve([16, 32], 30, pages=1, unused=6)
-    assert window.steps == 3
+def test_there_is_no_window_where_too_little_can_be_evicted():
+    window, pool = reserve([16, 32], 30, pages=0, unused=1)
+    assert window is None and len(pool.free) == 1
 
 
 def test_with_pages_a_window_begins_one_new_page_a_row_at_most():

@@ -115,7 +115,7 @@ def test_mode_resident_without_a_lane_is_mode_overlap(
     runtime.run(stock_loop, scheduler)
     assert_right(scheduler, script)
     assert len(tried) == 1 and tried[0][0].scheduler is scheduler
-    assert runtime.mode == "resident" and not runtime.has_lane
+    assert runtime.mode == "resident" and not runtime.can_ride
     report = runtime.report()
     assert report["lane"]["faults"] == 1 and report["lane"]["opened"] == 0
     assert report["paths"]["fallbacks"] == 0 and "mode overlap runs" in caplog.text
@@ -147,7 +147,7 @@ def floor() -> Any:
 
 @pytest.mark.parametrize("replays", [1, 50.0, MOST_REPLAYS])
 def test_the_floor_is_timed_by_the_lane_as_often_as_asked(fresh: Any, replays: float) -> None:
-    fresh._lane = SimpleNamespace(floor_replays=0)
+    fresh.mode, fresh._lane = "resident", SimpleNamespace(floor_replays=0, is_sound=True)
     floor().validate("zos_floor", replays)
     floor().apply("zos_floor", replays)
     assert fresh._lane.floor_replays == replays and type(fresh._lane.floor_replays) is int
@@ -155,11 +155,20 @@ def test_the_floor_is_timed_by_the_lane_as_often_as_asked(fresh: Any, replays: f
 
 @pytest.mark.parametrize("replays", [0, -1, 1.5, MOST_REPLAYS + 1, float("nan"), float("inf")])
 def test_a_number_of_replays_that_is_none_or_too_large_is_rejected(fresh: Any, replays: float) -> None:
-    fresh._lane = SimpleNamespace(floor_replays=0)
+    fresh.mode, fresh._lane = "resident", SimpleNamespace(floor_replays=0, is_sound=True)
     with pytest.raises(UpdateRejected, match=f"from 1 to {MOST_REPLAYS}"):
         floor().validate("zos_floor", replays)
 
 
-def test_without_a_lane_there_is_no_floor(fresh: Any) -> None:
-    with pytest.raises(UpdateRejected, match="needs the resident lane"):
+@pytest.mark.parametrize(
+    ("mode", "lane"),
+    [
+        ("resident", None),
+        ("overlap", SimpleNamespace(is_sound=True)),
+        ("resident", SimpleNamespace(is_sound=False)),
+    ],
+)
+def test_without_a_lane_that_can_open_there_is_no_floor(fresh: Any, mode: Any, lane: Any) -> None:
+    fresh.mode, fresh._lane = mode, lane
+    with pytest.raises(UpdateRejected, match="needs mode resident"):
         floor().validate("zos_floor", 10)

@@ -14,8 +14,8 @@ class LaneAccount:
 
     `decode_steps` are all of mode `resident`, inside the lane and outside. `row_steps` are lane steps times
     rows; `wasted_row_steps` of them sampled a token for a request that had ended already. `h2d_copies` are
-    copies from the host to the device that the lane itself made. `floors` are measurements on request: batch
-    size, mean length, microseconds.
+    copies from the host to the device while the lane was open; what loading a batch copies is not among
+    them. `floors` are measurements on request: batch size, mean length, microseconds.
     """
 
     opened: int = 0

@@ -16,75 +16,18 @@ decides.
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol
+from typing import Any
 
 from zos_sglang.overlap.row_ledger import RowLedgerError
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Departure, Refusal
 from zos_sglang.resident.executor import Executor
+from zos_sglang.resident.port import LanePort
 from zos_sglang.resident.readback import Readback
 from zos_sglang.resident.rows import RowTable
 from zos_sglang.resident.window import Window
 
 logger = logging.getLogger(__name__)
-
-
-class LanePort(Protocol):
-    """The scheduler's and the device's side of the lane."""
-
-    def intake(self) -> None:
-        """Upstream's whole intake."""
-
-    def receive(self) -> bool:
-        """The first half of upstream's intake; whether anything waits to be dispatched."""
-
-    def dispatch(self) -> None:
-        """The second half: dispatch what was received."""
-
-    def refuses(self, batch: Any) -> Refusal | None:
-        """Why this batch may not ride."""
-
-    def table(self, batch: Any, pending: Any) -> RowTable:
-        """The batch's rows; `pending` is the batch whose result is not processed yet, or None."""
-
-    def count_launch(self, batch: Any) -> None:
-        """What upstream counts and stamps on each launch."""
-
-    def uncount_launch(self, batch: Any) -> None:
-        """Take `count_launch` back."""
-
-    def selected_again(self) -> None:
-        """What selection does on every decode step, besides selecting."""
-
-    def forward_context(self) -> Any:
-        """Make the forward stream current."""
-
-    def forward_waits_for_schedule(self) -> None:
-        """Order the next launch behind the schedule stream."""
-
-    def schedule_waits_for_forward(self) -> None:
-        """Order what the schedule stream does next behind every launch so far."""
-
-    def resolve_inputs(self, batch: Any) -> None:
-        """Materialise `batch.input_ids` from the future map."""
-
-    def relay(self, batch: Any, tokens: Any) -> None:
-        """Put the newest tokens of all rows into the future map."""
-
-    def pin(self, batch: Any, references: list[Any]) -> None:
-        """Keep references alive for as long as a launch may read them."""
-
-    def reserve(self, batch: Any, done: int, wanted: int) -> Window | None:
-        """Slots for up to `wanted` more steps of `batch`, which is `done` steps further than it knows."""
-
-    def set_allocated(self, table: RowTable, launched: int, reserved: int) -> None:
-        """Write each row's KV lengths: committed `launched` more, allocated `reserved` beyond that."""
-
-    def write_back(self, batch: Any, table: RowTable, steps: int) -> None:
-        """Move the batch on by `steps` decode steps that it does not know of yet."""
-
-    def result(self, table: RowTable, step: int, tokens: Any, arrived: Any) -> Any:
-        """What processing gets for step `step` (from 1) of `table`."""
 
 
 class Lane:
@@ -278,6 +221,10 @@ class Lane:
         elif self.launched >= table.first_limit:
             self.close(Departure.LENGTH_LIMIT)
 
+    def undisturbed(self, table: RowTable) -> bool:
+        """Whether no row of `table` can have ended or been aborted since the lane opened on it."""
+        return table is self.table and not self._row_ended and not self._unseen
+
     def extra_steps(self, table: RowTable) -> int:
         """Steps of `table` that are launched but not yet in its rows' KV lengths."""
         if table is not self.table or self.window is None:
@@ -302,6 +249,11 @@ class Lane:
         port.write_back(batch, table, self.launched - 1)
         self.batch = self.table = self.window = None
         self.account.left[reason] += 1
+
+    @property
+    def is_sound(self) -> bool:
+        """False after a fault of ours; the lane then stays closed."""
+        return not self._broken
 
     def shut(self) -> None:
         """Close, if open, because the event loop ends."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-#: A request that does not stream still reports every so many tokens (upstream's constant of this name).
+#: A request that does not stream still reports every so many tokens: upstream's default of
+#: SGLANG_FORCE_STREAM_INTERVAL.
 FORCED_INTERVAL = 50
 
 
@@ -18,7 +19,7 @@ class RowTable:
         stop_ids: every id that may end one of the rows. A hit is a candidate only: upstream's own check
             decides, with `ignore_eos` and whatever else it knows.
         watched: rows that upstream's check must see on every step (stop strings, reasoning).
-        forced_interval: see `FORCED_INTERVAL`.
+        forced_interval: the interval in force, see `FORCED_INTERVAL`.
     """
 
     __slots__ = (
@@ -58,11 +59,11 @@ class RowTable:
         #: Per row, the steps after which its length limit is reached.
         self.limits = [req.sampling_params.max_new_tokens - n for req, n in zip(self.reqs, have, strict=True)]
         self.first_limit = min(self.limits)
-        self._due: dict[int, tuple[int, ...]] = {}
-        for phase in {(-n) % forced_interval for n in have}:
-            rows = {i for i, n in enumerate(have) if (-n) % forced_interval == phase and not reqs[i].stream}
-            if rows:
-                self._due[phase] = tuple(sorted(rows | set(self.streams)))
+        quiet: dict[int, list[int]] = {}
+        for row, n in enumerate(have):
+            if not reqs[row].stream:
+                quiet.setdefault((-n) % forced_interval, []).append(row)
+        self._due = {phase: tuple(sorted([*rows, *self.streams])) for phase, rows in quiet.items()}
 
     def __len__(self) -> int:
         return len(self.reqs)

@@ -36,11 +36,6 @@ class KvPool(Protocol):
         """Some of the pages of `taken`."""
 
 
-#: A server that has run for a while has no free slots: all belong to the prefix tree, and stock evicts as it
-#: goes. So does the lane, but no more than stock would over so many steps.
-STEPS_WORTH_EVICTING = 8
-
-
 def new_pages(lengths: np.ndarray, steps: int, page_size: int) -> np.ndarray:
     """Per row, the pages that `steps` more tokens begin. `lengths` int64 [rows] are the tokens so far."""
     found: np.ndarray = (lengths + steps - 1) // page_size - (lengths - 1) // page_size
@@ -80,12 +75,13 @@ class Window:
         """Slots for up to `wanted` steps and at least one, or None if there is no room."""
         page = pool.page_size
         steps = affordable(lengths, wanted, page, pool.free_slots())
-        needed = min(wanted, STEPS_WORTH_EVICTING)
-        if steps < needed and (page == 1 or steps < page):
-            pool.make_room(slots_of(lengths, needed, page))
-            steps = max(steps, affordable(lengths, needed, page, pool.free_slots()))
         if steps < 1:
-            return None
+            # A server that has run for a while has no free slots: all belong to the prefix tree, and stock
+            # evicts as it goes, for one step at a time. More would drop prefixes that stock keeps.
+            pool.make_room(slots_of(lengths, 1, page))
+            steps = affordable(lengths, wanted, page, pool.free_slots())
+            if steps < 1:
+                return None
         window = cls(pool, lengths, steps)
         window.taken = pool.take(slots_of(lengths, steps, page) // page)
         try:

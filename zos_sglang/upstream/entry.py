@@ -75,8 +75,8 @@ def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str
         runtime.probe.reset()
 
     def validate_floor(key: str, value: Any) -> None:
-        if not runtime.has_lane:
-            raise UpdateRejected(f"{key}: needs the resident lane (mode resident).")
+        if not runtime.can_ride:
+            raise UpdateRejected(f"{key}: needs mode resident, with its lane in working order.")
         if not 1 <= value <= MOST_REPLAYS or value != int(value):
             raise UpdateRejected(f"{key}: a whole number of replays from 1 to {MOST_REPLAYS}.")
 

@@ -54,7 +54,13 @@ def build_lane(parts: Parts, settings: Settings, account: LaneAccount) -> tuple[
     port.graphs = executor.graphs
     readback = Readback(executor.ring, streams.copy_waits_for_forward, device.copy_context, device.new_event)
     lane = SglangLane(port, executor, readback, account, window=settings.lane_window)
-    results = LaneResults(scheduler, account, lane.extra_steps, lane.row_ended)
+    results = LaneResults(
+        scheduler,
+        account,
+        undisturbed=lane.undisturbed,
+        extra_steps=lane.extra_steps,
+        row_ended=lane.row_ended,
+    )
     account.device_bytes = _reserved() - before
     account.pinned_bytes = readback.host.nbytes
     logger.info(

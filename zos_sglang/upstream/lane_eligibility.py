@@ -85,12 +85,12 @@ def server_refusal(scheduler: Any) -> tuple[Refusal, str] | None:
         ),
         (
             Refusal.SELECTION,
-            "a prefill delayer, interval or preemption",
-            scheduler.prefill_delayer is not None
-            or scheduler.prefill_decode_interval != 0
-            or bool(scheduler.enable_priority_preemption)
-            or scheduler.external_corpus_manager is not None,
+            "preemption by priority (--disable-priority-preemption lets it ride)",
+            bool(scheduler.enable_priority_preemption),
         ),
+        (Refusal.SELECTION, "a prefill delayer", scheduler.prefill_delayer is not None),
+        (Refusal.SELECTION, "--prefill-decode-interval", scheduler.prefill_decode_interval != 0),
+        (Refusal.SELECTION, "an external corpus", scheduler.external_corpus_manager is not None),
         (Refusal.MODEL, "two-batch overlap", bool(get_exec().overlap.enable_two_batch_overlap)),
         (Refusal.DIAGNOSTICS, "a diagnostic mode", _diagnosed(scheduler, runner)),
     )
@@ -161,7 +161,21 @@ def _sampling_refusal(batch: Any) -> Refusal | None:
 
 
 def _request_refusal(batch: Any) -> Refusal | None:
-    return next((found for req in batch.reqs if (found := _refused_request(req))), None)
+    for req in batch.reqs:
+        # Asked of every row on every opening: names are found only for the one that is refused.
+        if (
+            req.to_finish is not None
+            or req.session is not None
+            or req.session_id is not None
+            or req.multimodal_inputs is not None
+            or req.beam_group is not None
+            or req.lora_id is not None
+            or req.return_routed_experts
+            or req.return_indexer_topk
+            or req.customized_info is not None
+        ):
+            return _refused_request(req)
+    return None
 
 
 def _refused_request(req: Any) -> Refusal | None:

@@ -53,7 +53,7 @@ class SglangKvPool:
         evict_from_tree_cache(self.scheduler.tree_cache, slots)
 
     def take(self, count: int) -> torch.Tensor:
-        """Slots, int64 [count], or page ids, int64 [count]; from free pages only, so nothing is evicted."""
+        """Slots, int64 [count], or page ids, int64 [count]; from free pages."""
         taken = self.allocator.alloc(count * self.page_size)
         if taken is None:
             raise RuntimeError(f"the KV allocator has no {count} pages although it reported them free")

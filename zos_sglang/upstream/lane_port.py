@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from sglang.srt.managers.scheduler_components.output_streamer import DEFAULT_FORCE_STREAM_INTERVAL
 from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.observability.req_time_stats import set_schedule_time_batch
 from sglang.srt.observability.scheduler_stage_metrics import SCHEDULER_STAGE_RUN_BATCH, scheduler_stage_method
 from sglang.srt.runtime_context import get_parallel
 
@@ -51,9 +53,6 @@ class SglangLanePort:
 
     # ------------------------------------------------------------ intake
 
-    def intake(self) -> None:
-        self.scheduler.ingest_requests()
-
     def receive(self) -> bool:
         # Upstream's `ingest_requests` until it looks at what came. All ranks receive the same.
         scheduler = self.scheduler
@@ -91,7 +90,8 @@ class SglangLanePort:
                 stop_ids.update(_stop_ids(req))
             if params.stop_strs or params.stop_regex_strs or req.require_reasoning or opened_think:
                 watched.append(row)
-        return RowTable(reqs, [int(id(req) in unprocessed) for req in reqs], frozenset(stop_ids), watched)
+        pending_tokens = [int(id(req) in unprocessed) for req in reqs]
+        return RowTable(reqs, pending_tokens, frozenset(stop_ids), watched, DEFAULT_FORCE_STREAM_INTERVAL)
 
     def resolve_inputs(self, batch: Any) -> None:
         self.device.resolve_inputs(batch)
@@ -124,6 +124,7 @@ class SglangLanePort:
     def selected_again(self) -> None:
         """What selection does for every decode step, besides selecting."""
         self.scheduler.new_token_ratio_tracker.decay_step()
+        set_schedule_time_batch(self.scheduler.running_batch)  # returns at once unless requests are traced
 
     # ------------------------------------------------------------ leaving
 
@@ -166,7 +167,8 @@ class SglangLane(Lane):
 
 def _stop_ids(req: Any) -> set[int]:
     """Every id that upstream's token check may end this request on."""
-    found = set(req.eos_token_ids or ()) | set(req.sampling_params.stop_token_ids or ())
+    found = set(req.eos_token_ids or ())
+    found.update(req.sampling_params.stop_token_ids or ())
     if req.tokenizer is not None:
         if req.tokenizer.eos_token_id is not None:
             found.add(req.tokenizer.eos_token_id)

@@ -28,6 +28,7 @@ class LaneResults:
     Args:
         scheduler: upstream's.
         account: counts wasted row-steps.
+        undisturbed: whether no row of a table can have ended or been aborted since the lane opened on it.
         extra_steps: launched steps of a table that its rows' KV lengths do not count yet.
         row_ended: called with the table and the rows that ended.
     """
@@ -36,12 +37,15 @@ class LaneResults:
         self,
         scheduler: Any,
         account: LaneAccount,
+        *,
+        undisturbed: Callable[[RowTable], bool],
         extra_steps: Callable[[RowTable], int],
         row_ended: Callable[[RowTable], None],
     ) -> None:
         self.scheduler = scheduler
         self.processor = scheduler.batch_result_processor
         self.account = account
+        self.undisturbed = undisturbed
         self.extra_steps = extra_steps
         self.row_ended = row_ended
         self.counts_graphs = bool(get_observability().enable_metrics)
@@ -49,6 +53,11 @@ class LaneResults:
     @property
     def scheduler_stage_metrics(self) -> Any:
         return self.scheduler.scheduler_stage_metrics
+
+    @staticmethod
+    def owns(result: Any) -> bool:
+        """Whether a result is the lane's."""
+        return type(result) is LaneResult
 
     @scheduler_stage_method(SCHEDULER_STAGE_PROCESS_BATCH_RESULT)
     def process(self, batch: Any, result: LaneResult) -> None:
@@ -97,6 +106,11 @@ class LaneResults:
         """Give each row its token; returns the rows that ended or were retracted before this step."""
         absent: set[int] = set()
         now = time.perf_counter()
+        if not table.timed and self.undisturbed(table):
+            for append, times, token in zip(table.appends, table.times, tokens, strict=True):
+                append(token)
+                times.last_decode_finish_time = now
+            return absent
         rows = zip(table.reqs, table.appends, table.times, tokens, strict=True)
         for row, (req, append, times, token) in enumerate(rows):
             if req.finished_reason is not None or req.is_retracted:

@@ -139,7 +139,7 @@ class SglangPort:
         return result
 
     def process(self, batch: Any, result: Any) -> None:
-        if hasattr(result, "table"):
+        if self.lane_results is not None and self.lane_results.owns(result):
             self.lane_results.process(batch, result)
         else:
             self.scheduler.process_batch_result(batch, result)

@@ -144,7 +144,8 @@ class Runtime:
         scheduler.result_queue = queue
         sync = self.mode == "sync"
         if self.mode == "resident" and self._lane is None:
-            self._lane = self._make_lane()
+            # Once: what keeps the lane closed for a server does not change while it runs.
+            self._lane, self._make_lane = self._make_lane(), lambda: None
         guard = make_guard(self.prefill_rule(), dp_attention=scheduler.require_mlp_sync, sync=sync)
         self.loop = EventLoop(
             self._launcher.port,
@@ -190,8 +191,9 @@ class Runtime:
         self._lane.floor_replays = replays
 
     @property
-    def has_lane(self) -> bool:
-        return self._lane is not None
+    def can_ride(self) -> bool:
+        """Whether decode batches may ride the lane now."""
+        return self.mode == "resident" and self._lane is not None and self._lane.is_sound
 
     def _run_stock(self, stock_loop: Callable[[Any], None], scheduler: Any) -> Ended:
         if scheduler.last_batch is not None:

@@ -26,10 +26,12 @@ NO_HICACHE = (
 
 
 async def _streams(stage: Stage, seed: int) -> None:
+    # Long enough that the last one begins before the first one ends, also where the client is late.
+    length = stage.model.lasting(30)
     await stage.gather(
         *(
             stage.client.generate(
-                f"stream-{i:02}", stage.model.ids(7 + i, seed + i), greedy(30 + i), stream=True
+                f"stream-{i:02}", stage.model.ids(7 + i, seed + i), greedy(length + i), stream=True
             )
             for i in range(16)
         ),
@@ -38,7 +40,7 @@ async def _streams(stage: Stage, seed: int) -> None:
             stage.client.generate(
                 f"own3-{i}",
                 stage.model.ids(11 + i, seed + 40 + i),
-                greedy(40, stream_interval=3),
+                greedy(length + 10, stream_interval=3),
                 stream=True,
             )
             for i in range(4)

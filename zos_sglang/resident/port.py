@@ -1,0 +1,64 @@
+"""What the lane needs from the scheduler and the device; `upstream.lane_port` has it over SGLang."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from zos_sglang.resident.eligibility import Refusal
+from zos_sglang.resident.rows import RowTable
+from zos_sglang.resident.window import Window
+
+
+class LanePort(Protocol):
+    """The scheduler's and the device's side of the lane."""
+
+    def receive(self) -> bool:
+        """The first half of upstream's intake; whether anything waits to be dispatched."""
+
+    def dispatch(self) -> None:
+        """The second half: dispatch what was received."""
+
+    def refuses(self, batch: Any) -> Refusal | None:
+        """Why this batch may not ride."""
+
+    def table(self, batch: Any, pending: Any) -> RowTable:
+        """The batch's rows; `pending` is the batch whose result is not processed yet, or None."""
+
+    def count_launch(self, batch: Any) -> None:
+        """What upstream counts and stamps on each launch."""
+
+    def uncount_launch(self, batch: Any) -> None:
+        """Take `count_launch` back."""
+
+    def selected_again(self) -> None:
+        """What selection does on every decode step, besides selecting."""
+
+    def forward_context(self) -> Any:
+        """Make the forward stream current."""
+
+    def forward_waits_for_schedule(self) -> None:
+        """Order the next launch behind the schedule stream."""
+
+    def schedule_waits_for_forward(self) -> None:
+        """Order what the schedule stream does next behind every launch so far."""
+
+    def resolve_inputs(self, batch: Any) -> None:
+        """Materialise `batch.input_ids` from the future map."""
+
+    def relay(self, batch: Any, tokens: Any) -> None:
+        """Put the newest tokens of all rows into the future map."""
+
+    def pin(self, batch: Any, references: list[Any]) -> None:
+        """Keep references alive for as long as a launch may read them."""
+
+    def reserve(self, batch: Any, done: int, wanted: int) -> Window | None:
+        """Slots for up to `wanted` more steps of `batch`, which is `done` steps further than it knows."""
+
+    def set_allocated(self, table: RowTable, launched: int, reserved: int) -> None:
+        """Write each row's KV lengths: committed `launched` more, allocated `reserved` beyond that."""
+
+    def write_back(self, batch: Any, table: RowTable, steps: int) -> None:
+        """Move the batch on by `steps` decode steps that it does not know of yet."""
+
+    def result(self, table: RowTable, step: int, tokens: Any, arrived: Any) -> Any:
+        """What processing gets for step `step` (from 1) of `table`."""

@@ -100,7 +100,7 @@ class EventLoop:
                     lane.settle()
                 port.end_of_step()
             self.beat += 1
-        if lane is not None and lane.is_open:
+        if lane is not None:
             lane.shut()
         return Ended.EXIT
 

@@ -25,6 +25,7 @@ from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.resident.kernels import StepBuffers
 from zos_sglang.upstream import fused_decode
 from zos_sglang.upstream.decode_metadata import Metadata, UpstreamMetadata, own_metadata
+from zos_sglang.upstream.lane_model import build_forward_batch
 
 
 class Loaded(NamedTuple):
@@ -106,15 +107,10 @@ class DecodeGraphs:
 
         As upstream's worker and runner would, up to the replay; runs on the current stream.
         """
-        from sglang.srt.model_executor.forward_batch_info import ForwardBatch
         from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
         runner = self._runner
-        # `init_new` fills this in on the batch itself; the lane wants the batch as upstream left it.
-        seq_lens_sum = batch.seq_lens_sum
-        forward = ForwardBatch.init_new(batch, self._model_runner, return_hidden_states_before_norm=False)
-        batch.seq_lens_sum = seq_lens_sum
-        forward.sampling_info = forward.sampling_info.copy_for_forward()
+        forward = build_forward_batch(batch, self._model_runner)
         with (
             runner.model_context(),
             forward_context(

@@ -161,33 +161,22 @@ def _sampling_refusal(batch: Any) -> Refusal | None:
 
 
 def _request_refusal(batch: Any) -> Refusal | None:
-    for req in batch.reqs:
-        # Asked of every row on every opening: names are found only for the one that is refused.
-        if (
-            req.to_finish is not None
-            or req.session is not None
-            or req.session_id is not None
-            or req.multimodal_inputs is not None
-            or req.beam_group is not None
-            or req.lora_id is not None
-            or req.return_routed_experts
-            or req.return_indexer_topk
-            or req.customized_info is not None
-        ):
-            return _refused_request(req)
-    return None
+    return next((found for req in batch.reqs if (found := _refused_request(req))), None)
 
 
 def _refused_request(req: Any) -> Refusal | None:
-    cases = (
-        (Refusal.ABORT_PENDING, req.to_finish is not None),
-        (Refusal.SESSION, req.session is not None or req.session_id is not None),
-        (Refusal.MULTIMODAL, req.multimodal_inputs is not None),
-        (Refusal.BEAM_SEARCH, req.beam_group is not None),
-        (Refusal.LORA, req.lora_id is not None),
-        (
-            Refusal.REQUEST_OUTPUT,
-            req.return_routed_experts or req.return_indexer_topk or req.customized_info is not None,
-        ),
-    )
-    return next((reason for reason, applies in cases if applies), None)
+    # Asked of every row on every opening: a chain of tests builds nothing, a table of cases would.
+    found = None
+    if req.to_finish is not None:
+        found = Refusal.ABORT_PENDING
+    elif req.session is not None or req.session_id is not None:
+        found = Refusal.SESSION
+    elif req.multimodal_inputs is not None:
+        found = Refusal.MULTIMODAL
+    elif req.beam_group is not None:
+        found = Refusal.BEAM_SEARCH
+    elif req.lora_id is not None:
+        found = Refusal.LORA
+    elif req.return_routed_experts or req.return_indexer_topk or req.customized_info is not None:
+        found = Refusal.REQUEST_OUTPUT
+    return found

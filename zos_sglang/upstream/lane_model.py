@@ -53,10 +53,13 @@ class SglangModelStep:
 
 
 def build_forward_batch(batch: Any, runner: Any) -> ForwardBatch:
-    """The forward batch of a prepared decode batch, with its own read-only sampling parameters."""
-    live = batch.sampling_info
+    """The forward batch of a prepared decode batch, with its own read-only sampling parameters.
+
+    The batch stays as upstream left it, though `init_new` fills in the sum of lengths.
+    """
+    live, seq_lens_sum = batch.sampling_info, batch.seq_lens_sum
     batch.sampling_info = live.copy_for_forward()
     try:
         return ForwardBatch.init_new(batch, runner, return_hidden_states_before_norm=False)
     finally:
-        batch.sampling_info = live
+        batch.sampling_info, batch.seq_lens_sum = live, seq_lens_sum

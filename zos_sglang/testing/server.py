@@ -112,15 +112,8 @@ class ServerProcess:
             command += ["--zos-mode", self.mode]
         return command + (cpu_args() if self._cpu else []) + self._args
 
-    def start(self) -> None:
-        """Start and wait until the server has generated a token.
-
-        With BENCH_AFTER=FILE in the environment it then waits for that file: measurements that share a
-        machine can start their servers together and use them one after the other.
-
-        Raises ServerFailed with the server's own last lines as soon as it dies, or after
-        `start_timeout_s` seconds; nothing is left running then.
-        """
+    def launch(self) -> None:
+        """Start the process and return at once; `start` then waits for it."""
         # A ZOS_MODE of the caller's shell would turn the stock reference into ours.
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("ZOS_")}
         env = {**inherited, **(cpu_env() if self._cpu else {}), **self._env}
@@ -133,6 +126,18 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def start(self) -> None:
+        """Start, unless launched already, and wait until the server has generated a token.
+
+        With BENCH_AFTER=FILE in the environment it then waits for that file: measurements that share a
+        machine can start their servers together and use them one after the other.
+
+        Raises ServerFailed with the server's own last lines as soon as it dies, or after
+        `start_timeout_s` seconds; nothing is left running then.
+        """
+        if self._process is None or self._process.poll() is not None:
+            self.launch()
         try:
             self._wait_ready(time.monotonic() + self.start_timeout_s)
             while (turn := os.environ.get("BENCH_AFTER")) and not Path(turn).exists():

@@ -124,14 +124,14 @@ def _streams(handles: dict[str, Any]) -> Check:
 
 
 def _canary_config(
-    poison: bool = False, mode: str = "overlap", page_size: int = 1
+    poison: bool = False, mode: str = "overlap", page_size: int = 1, attention: str = "triton"
 ) -> Callable[[Path, Scale], Config]:
     def config(models: Path, scale: Scale) -> Config:
         return Config(
             model=write_config(models / "canary", scale.shape, dtype=scale.dtype),
             mode=mode,
             dtype=scale.dtype,
-            attention="triton" if cuda_available() else None,
+            attention=attention if cuda_available() else None,
             batches=(1, 16, _CANARY_RUNNING),
             env={**canary.ENV, **(canary.POISON if poison else {})},
             args=[
@@ -215,6 +215,13 @@ PARTS = {
             "the same in the lane, page size 64",
             60,
             _canary_config(mode="resident", page_size=64),
+            _examine_canary,
+        ),
+        Part(
+            "canary-lane-fa3",
+            "the same in the lane, FA3 attention",
+            60,
+            _canary_config(mode="resident", attention="fa3"),
             _examine_canary,
         ),
         Part("canary-bites", "KV canary with swapped tokens", 20, _canary_config(True), _examine_poisoned),

@@ -16,9 +16,12 @@ from zos_sglang.testing.bench.floor import measure_floor, merged
 from zos_sglang.testing.bench.logtime import step_times
 from zos_sglang.testing.bench.measure import mixed_wave, samples, timings, variety
 from zos_sglang.testing.bench.stats import order_of, spread
+from zos_sglang.testing.compare.prompts import ModelInfo
 
 #: Room for a wave slower than the one before, and for the end of the run.
 _SLOWER, _END_S = 1.3, 5.0
+#: No two requests of a run share a seed.
+_SEEDS_A_WAVE = 10_000
 
 Keep = Callable[[dict[str, Any]], None]
 
@@ -42,7 +45,11 @@ class Budget:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure at every point. `floors` is the number of untimed waves that ask for the floor."""
+    """What to measure at every point.
+
+    `floors` is the number of untimed waves that ask for the floor, `english` the model whose tokenizer makes
+    the prompts; None gives random ones below `vocab`.
+    """
 
     modes: tuple[str, ...]
     repeats: int = 5
@@ -50,6 +57,14 @@ class Plan:
     turns: int = 0
     floors: int = 1
     vocab: int = 384
+    english: ModelInfo | None = None
+
+    def prompts(self, point: dict[str, Any], seed: int = 0) -> list[list[int]]:
+        """The requests of one wave: random token ids, or with `english` sentences in that model's tokens."""
+        batch, length = point["batch"], point["prompt"]
+        if self.english is None:
+            return prompts(batch, length, self.vocab, seed)
+        return [self.english.ids(length, seed * _SEEDS_A_WAVE + row) for row in range(batch)]
 
 
 @dataclass(frozen=True)
@@ -93,7 +108,7 @@ def live_point(
     missing = _missing(point["repeats"], plan.repeats)
     if not missing:
         return
-    asked = prompts(point["batch"], point["prompt"], plan.vocab, seed=0)
+    asked = plan.prompts(point)
     pace = _warm_up(engine, point, plan, asked)
     save()
     if FLOOR_MODE in plan.modes and point["floor"] is None:
@@ -113,12 +128,12 @@ def separate_point(engine: Engine, point: dict[str, Any], plan: Plan, save: Call
     seconds = 0.0
     for number in range(plan.warmup if missing else 0):
         engine.budget.spend(seconds)
-        wave = engine.client.wave(prompts(point["batch"], point["prompt"], plan.vocab), point["output"])
+        wave = engine.client.wave(plan.prompts(point), point["output"])
         seconds = wave.seconds
         separate["warmups"].append({"number": number, "digest": wave.digest, "seconds": round(seconds, 4)})
     for repeat in missing:
         engine.budget.spend(seconds)
-        input_ids = prompts(point["batch"], point["prompt"], plan.vocab, seed=repeat)
+        input_ids = plan.prompts(point, repeat)
         engine.new_log_lines()
         wave = engine.client.wave(input_ids, point["output"])
         seconds = wave.seconds
@@ -168,7 +183,7 @@ def _note_untimed(point: dict[str, Any], mode: str, number: int | str, wave: Wav
 def _floors(engine: Engine, point: dict[str, Any], plan: Plan, pace: dict[str, Pace]) -> None:
     """The floor, from waves of their own; their answers are compared like those of a warm-up."""
     mine = pace[FLOOR_MODE]
-    asked = prompts(point["batch"], point["prompt"], plan.vocab, seed=0)
+    asked = plan.prompts(point)
     for _ in range(plan.floors):
         engine.budget.spend(mine.seconds)
         found, wave = measure_floor(engine.client, asked, point["output"], mine.seconds - mine.decode_s / 2)
@@ -182,7 +197,7 @@ def _repeat(
     engine: Engine, point: dict[str, Any], plan: Plan, repeat: int, pace: dict[str, Pace]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The records of one repeat by mode, and all its samples; `pace` is brought up to date."""
-    input_ids = prompts(point["batch"], point["prompt"], plan.vocab, seed=repeat)
+    input_ids = plan.prompts(point, repeat)
     key = {name: point[name] for name in ("attention", "prompt", "output", "batch")}
     order = order_of(plan.modes, repeat)
     waves: dict[str, Any] = {}

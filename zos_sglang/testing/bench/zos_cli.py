@@ -21,6 +21,7 @@ from zos_sglang.testing.bench.zos import Budget, Plan
 from zos_sglang.testing.bench.zos_file import ResultFile, load
 from zos_sglang.testing.bench.zos_run import Session, log_interval, run, true_sync
 from zos_sglang.testing.bench.zos_table import print_summary
+from zos_sglang.testing.compare.prompts import ModelInfo
 from zos_sglang.testing.models import ModelError
 from zos_sglang.testing.server import ServerFailed, cuda_available
 
@@ -80,6 +81,18 @@ def parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="also start stock with --disable-overlap-schedule (on)",
+    )
+    found.add_argument(
+        "--side-by-side",
+        action="store_true",
+        help="start that process together with the first one and let it idle until its turn: saves a"
+        " start, both must fit",
+    )
+    found.add_argument(
+        "--prompts",
+        choices=("random", "english"),
+        default="random",
+        help="random token ids, or sentences in the tokens of the model's own tokenizer (random)",
     )
     found.add_argument("--model", default=TINY, help=f"{TINY}, {', '.join(SHAPES)} or a folder ({TINY})")
     found.add_argument(
@@ -144,6 +157,7 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
         "dtype": args.dtype,
         "env": args.env,
         "server_args": args.server_args,
+        "prompts": args.prompts,
     }
     cuda, config = cuda_available(), session.config
     servers = {
@@ -173,13 +187,15 @@ def _session(args: argparse.Namespace) -> Session:
     floors = args.floors
     if floors is None:
         floors = 1 if cuda_available() and args.graphs == "on" else 0
+    english = ModelInfo(model) if args.prompts == "english" else None
     return Session(
         config=config,
-        plan=Plan(args.modes, args.repeats, args.warmup, args.turns, floors, vocabulary(model)),
+        plan=Plan(args.modes, args.repeats, args.warmup, args.turns, floors, vocabulary(model), english),
         attention=args.attention or ("triton" if cuda_available() else "torch_native"),
         shapes=shapes,
         batches=args.batches,
         separate=args.separate_sync,
+        side_by_side=args.side_by_side,
         start_timeout_s=args.start_timeout_s,
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )

@@ -18,6 +18,7 @@ from zos_sglang.testing.bench.stats import TooFewSteps
 from zos_sglang.testing.bench.summary import name_of
 from zos_sglang.testing.bench.zos import Budget, Engine, OutOfTime, Plan, live_point, separate_point
 from zos_sglang.testing.bench.zos_file import ResultFile
+from zos_sglang.testing.server import ServerProcess
 
 #: Stock's own interval of decode lines in its log, in steps; shorter answers need more lines.
 _LOG_INTERVAL, _LINES_A_WAVE = 40, 6
@@ -35,8 +36,13 @@ class Session:
     shapes: tuple[tuple[int, int], ...]
     batches: tuple[int, ...]
     separate: bool
+    side_by_side: bool
     start_timeout_s: float
     say: Callable[[str], None] = print
+
+    def server(self, config: Config, log: Path) -> ServerProcess:
+        """A server of this session, not started yet."""
+        return config.server(log, self.start_timeout_s)
 
     def points(self, result: ResultFile) -> list[dict[str, Any]]:
         """The entries of the points that this call is about."""
@@ -68,19 +74,24 @@ def _both_servers(session: Session, result: ResultFile, out: Path, budget: Budge
     place = len(result.data["runs"]) - 1
     live = [point for point in points if not _complete(point["repeats"], plan)]
     start_s = 0.0
-    if any(not point["skipped"] for point in live):
-        log = out / f"live-{place}.log"
-        with _engine(session, session.config, log, budget, place) as (engine, start_s):
-            for point in live:
-                _attempt(session, result, engine, point, live_point)
-    apart = [point for point in points if not _complete(point["separate"]["repeats"], plan)]
-    apart = [point for point in apart if point["repeats"]]
-    if session.separate and apart:
-        budget.spend(start_s)
-        log = out / f"separate-{place}.log"
-        with _engine(session, true_sync(session.config), log, budget, place) as (engine, _):
-            for point in apart:
-                _attempt(session, result, engine, point, _separate)
+    first = session.server(session.config, out / f"live-{place}.log")
+    second = session.server(true_sync(session.config), out / f"separate-{place}.log")
+    try:
+        if session.separate and session.side_by_side:
+            second.launch()
+        if any(not point["skipped"] for point in live):
+            with _engine(session, first, budget, place) as (engine, start_s):
+                for point in live:
+                    _attempt(session, result, engine, point, live_point)
+        apart = [point for point in points if not _complete(point["separate"]["repeats"], plan)]
+        apart = [point for point in apart if point["repeats"]]
+        if session.separate and apart:
+            budget.spend(0 if session.side_by_side else start_s)
+            with _engine(session, second, budget, place) as (engine, _):
+                for point in apart:
+                    _attempt(session, result, engine, point, _separate)
+    finally:
+        second.stop()
 
 
 def _complete(repeats: list[dict[str, Any]], plan: Plan) -> bool:
@@ -141,11 +152,11 @@ def log_interval(outputs: list[int]) -> list[str]:
 
 @contextmanager
 def _engine(
-    session: Session, config: Config, log: Path, budget: Budget, place: int
+    session: Session, server: ServerProcess, budget: Budget, place: int
 ) -> Iterator[tuple[Engine, float]]:
     """A started server, and the seconds its start took."""
     begin = time.monotonic()
-    with config.server(log, session.start_timeout_s) as server, BenchClient(server.url) as client:
+    with server, BenchClient(server.url) as client:
         start_s = time.monotonic() - begin
-        session.say(f"  ready after {start_s:.0f} s: {log.name}")
-        yield Engine(client, log, budget, place), start_s
+        session.say(f"  ready after {start_s:.0f} s: {server.log.name}")
+        yield Engine(client, server.log, budget, place), start_s

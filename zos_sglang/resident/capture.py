@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -49,8 +51,11 @@ class Capture:
         graph = torch.cuda.CUDAGraph()
         try:
             # Captured while serving: other threads may use CUDA meanwhile.
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            with (
+                _no_collection(),
+                torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                ),
             ):
                 work()
         except Exception:
@@ -61,3 +66,15 @@ class Capture:
             return work
         self.graphs += 1
         return graph.replay
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's cyclic collector might free an older graph, and that ends a capture under way."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

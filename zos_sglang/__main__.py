@@ -1,4 +1,4 @@
-"""``python -m zos_sglang``, also installed as ``zos-sglang``: look at settings and hooks."""
+"""``python -m zos_sglang``, also installed as ``zos-sglang``: settings, hooks, and what a server does."""
 
 import argparse
 import json
@@ -13,22 +13,34 @@ from rich.markup import escape
 from rich.table import Table
 
 from zos_sglang import __version__
+from zos_sglang.observe.errors import ToolError
+from zos_sglang.observe.tools import TOOLS
 from zos_sglang.settings import Row, SettingsError, as_json, as_text, rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code (2 for settings that cannot be used)."""
+    """Entry point; returns the exit code (2 for what cannot be used: settings, a server, a file)."""
     parser = _parser()
-    args = parser.parse_args(argv)
+    args, rest = parser.parse_known_args(argv)
     if args.command is None:
         parser.print_help()
         return 0
+    # Flags of another program (SGLang's, for doctor); every other command knows all of its own.
+    if hasattr(args, "rest"):
+        args.rest = rest
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        args.show(args)
-    except SettingsError as error:
+        return args.show(args) or 0
+    except (SettingsError, ToolError) as error:
         print(f"zos-sglang: error: {error}", file=sys.stderr)
         return 2
-    return 0
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough; Python would complain once more while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,6 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.choices["patches"].add_argument(
         "--fingerprints", action="store_true", help="of this SGLang, to add a release to the table"
     )
+    for tool in TOOLS:
+        tool.add(commands)
     return parser
 
 

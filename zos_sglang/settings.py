@@ -19,7 +19,6 @@ PREFIX = "ZOS_"
 
 ConsecutivePrefill = Literal["never", "always", "first-token"]
 Wait = Literal["block", "spin"]
-LaneGraphs = Literal["split", "fused"]
 LaneMetadata = Literal["own", "upstream"]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -90,15 +89,27 @@ class Settings(BaseModel):
         le=64,
         description="Slots of the ring that carries the lane's tokens to the host. Mode resident.",
     )
-    lane_graphs: LaneGraphs = Field(
-        "split",
-        description="Where SGLang decodes with CUDA graphs. split: small graphs before and after SGLang's "
-        "own. fused: a greedy step is one graph, captured at start. Mode resident.",
-    )
     lane_metadata: LaneMetadata = Field(
         "own",
         description="What prepares attention metadata inside the lane's graphs. own: our kernels. upstream: "
         "SGLang's code. Mode resident.",
+    )
+    record: bool = Field(
+        True,
+        description="Keep a record of every step: what ran, why it did not overlap, where the time went. "
+        "Metrics, traces, signs and reports are made from it. Not in mode off.",
+    )
+    trace: str | None = Field(
+        None,
+        min_length=1,
+        description="Write every step to this file as Chrome trace events, for Perfetto and for "
+        "`python -m zos_sglang report`. Rank 0 writes FILE, other ranks beside it. Unset: no trace.",
+    )
+    trace_mb: int = Field(
+        64,
+        ge=1,
+        le=1024,
+        description="Size at which a trace ends, in MB.",
     )
     probe: bool = Field(
         False, description="Time every decode step and report it in /server_info (benchmarks)."
@@ -201,10 +212,17 @@ def is_switch(field: str) -> bool:
     return _annotation(field) is bool
 
 
+def is_path(field: str) -> bool:
+    """Whether a setting names a file."""
+    return _annotation(field) is str
+
+
 def allowed(field: str) -> str:
     """What a setting takes, in words."""
     if words := choices(field):
         return ", ".join(words)
+    if is_path(field):
+        return "a path"
     if is_switch(field):
         return "0 or 1"
     limits = {type(m).__name__: m for m in Settings.model_fields[field].metadata}
@@ -223,7 +241,7 @@ def rows(
         Row(
             name=env_name(name),
             flag=flag_name(name),
-            type="choice" if choices(name) else "switch" if is_switch(name) else "number",
+            type=_kind(name),
             default=field.default,
             allowed=allowed(name),
             help=field.description or "",
@@ -237,6 +255,12 @@ def rows(
 def as_json(table: Iterable[Row]) -> list[dict[str, Any]]:
     """Rows as plain data for JSON."""
     return [asdict(row) for row in table]
+
+
+def _kind(field: str) -> str:
+    if choices(field):
+        return "choice"
+    return "switch" if is_switch(field) else "path" if is_path(field) else "number"
 
 
 def _annotation(field: str) -> Any:
@@ -278,7 +302,7 @@ def _bad_value(field: str, given: Given) -> str:
 def _contradictions(settings: Settings, given: Mapping[str, Given]) -> list[str]:
     """Requests that mode `off` would silently ignore; every other mode can become `overlap` live.
 
-    Time-outs, ZOS_WAIT and ZOS_STRICT are no such requests: going back to stock with
+    Time-outs, ZOS_WAIT, ZOS_RECORD and ZOS_STRICT are no such requests: going back to stock with
     ZOS_MODE=off must not need them removed.
     """
     if settings.mode != "off":
@@ -287,6 +311,6 @@ def _contradictions(settings: Settings, given: Mapping[str, Given]) -> list[str]
     return [
         f"{given[field].name}={given[field].text} contradicts {by}=off, where it has no "
         f"effect. Allowed with it: {by}={'|'.join(m for m in MODES if m != 'off')}. Remove one of the two."
-        for field in ("consecutive_prefill", "debug_future_map", "probe")
+        for field in ("consecutive_prefill", "debug_future_map", "trace", "probe")
         if field in given and getattr(settings, field)
     ]

@@ -31,6 +31,7 @@ class Reason(StrEnum):
     GRAMMAR_SYNC = "grammar-sync"
     MODE_SYNC = "mode-sync"
     GUARD_FAILED = "guard-failed"
+    OVERLAP_OFF = "overlap-off"
 
 
 class PrefillRule(StrEnum):

@@ -13,7 +13,6 @@ from sglang.srt.layers import sampler as sampler_module
 from tests.unit.upstream_decode_case import BUCKETS, VOCABULARY, Batch, model_runner, token_after
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.resident.graph_executor import GraphExecutor
-from zos_sglang.upstream import fused_decode
 from zos_sglang.upstream.decode_graph import DecodeGraphs
 
 pytestmark = pytest.mark.usefixtures("published")
@@ -224,39 +223,3 @@ def test_canary_and_device_timer_are_around_every_replay(runner: Any) -> None:
     assert around.log == once
     executor.step()
     assert around.log == once * 2
-
-
-@pytest.mark.parametrize(
-    ("path", "why"),
-    [
-        ("canary", "canary"),
-        ("compile", "compiled"),
-        ("saver", "memory saver"),
-        (None, None),
-    ],
-)
-def test_a_step_is_not_fused_where_upstream_alone_may_capture(
-    runner: Any, path: str | None, why: str | None
-) -> None:
-    decode = runner.decode_cuda_graph_runner
-    decode.backend._memory_saver_adapter = SimpleNamespace(enabled=path == "saver")
-    decode.enable_torch_compile = path == "compile"
-    runner.canary_manager = object() if path == "canary" else None
-    found = DecodeGraphs(runner).why_not_fused()
-    assert found is None if why is None else why in (found or "")
-
-
-def test_what_comes_after_a_fused_model_gets_its_logits(runner: Any, monkeypatch: Any) -> None:
-    asked: list[Any] = []
-
-    def capture(decode: Any, bucket: int, before: Any, after: Any) -> str:
-        asked.append((decode, bucket))
-        before()
-        after(SimpleNamespace(next_token_logits="logits"))
-        return "graph"
-
-    monkeypatch.setattr(fused_decode, "capture_fused", capture)
-    got: list[Any] = []
-    made = DecodeGraphs(runner).capture_fused(4, lambda: got.append("before"), got.append)
-    assert (made, asked) == ("graph", [(runner.decode_cuda_graph_runner, 4)])
-    assert got == ["before", "logits"]

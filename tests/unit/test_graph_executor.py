@@ -130,58 +130,6 @@ def test_no_step_without_a_batch() -> None:
         executor.step()
 
 
-def test_fusing_is_asked_for_and_may_be_refused(caplog: pytest.LogCaptureFixture) -> None:
-    decode = ToyDecode()
-    caplog.set_level("INFO")
-    executor = GraphExecutor(decode, depth=DEPTH, fused=True)
-    assert "no CUDA device" in caplog.text
-    run_window(executor, Rows(decode, prompts(2)), 3)
-    assert decode.fused_graphs == 0
-
-
-def test_a_fused_graph_that_cannot_be_captured_costs_one_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    decode = ToyDecode()
-    tries = []
-
-    def broken(bucket: int, *_: Any) -> None:
-        tries.append(bucket)
-        raise RuntimeError("cannot capture")
-
-    monkeypatch.setattr(decode, "why_not_fused", lambda: None)
-    monkeypatch.setattr(decode, "capture_fused", broken)
-    executor = GraphExecutor(decode, depth=DEPTH, fused=True)
-    executor.capture_all()
-    run_window(executor, Rows(decode, prompts(3)), 4)
-    assert tries == [8]
-    assert executor.capture.failures == 1
-
-
-def test_a_fused_graph_runs_all_steps_but_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    decode = ToyDecode()
-    replays = []
-
-    class Graph:
-        def __init__(self, bucket: int, before: Any, after: Any) -> None:
-            self.parts = bucket, before, after
-
-        def replay(self) -> None:
-            bucket, before, after = self.parts
-            replays.append(bucket)
-            before()
-            decode.model(bucket)
-            after(decode.logits(bucket))
-
-    monkeypatch.setattr(decode, "why_not_fused", lambda: None)
-    monkeypatch.setattr(decode, "capture_fused", Graph)
-    executor = GraphExecutor(decode, depth=DEPTH, fused=True)
-    rows = Rows(decode, prompts(3))
-    run_window(executor, rows, 5)
-    assert replays == [4] * 4
-    decode.greedy = False
-    run_window(executor, rows, 3)
-    assert len(replays) == 4
-
-
 def test_too_large_a_batch_is_refused() -> None:
     decode = ToyDecode()
     executor = GraphExecutor(decode, depth=DEPTH)

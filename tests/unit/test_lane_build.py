@@ -19,7 +19,6 @@ from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.resident.graph_executor import GraphExecutor
 from zos_sglang.settings import Settings
 from zos_sglang.upstream import lane_build
-from zos_sglang.upstream.decode_graph import DecodeGraphs
 from zos_sglang.upstream.decode_metadata import TritonMetadata, UpstreamMetadata
 from zos_sglang.upstream.lane_build import Parts, build_lane
 
@@ -88,14 +87,6 @@ def test_the_metadata_is_prepared_by_whom_the_setting_says(
     monkeypatch.setattr(GraphExecutor, "capture_all", lambda self: None)
     lane, _ = Server(graphs=True, lane_metadata=setting).build()
     assert type(lane.executor._metadata) is kind
-
-
-@pytest.mark.parametrize(("setting", "fuses"), [("split", False), ("fused", True)])
-def test_steps_are_fused_if_the_setting_says_so(setting: str, fuses: bool, monkeypatch: Any) -> None:
-    monkeypatch.setattr(GraphExecutor, "capture_all", lambda self: None)
-    monkeypatch.setattr(DecodeGraphs, "why_not_fused", lambda self: None)
-    lane, _ = Server(graphs=True, lane_graphs=setting).build()
-    assert lane.executor._fuse is fuses
 
 
 # ---------------------------------------------------------------- none

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from zos_sglang.resident import kernels
+from zos_sglang.resident.capture import no_collection
 from zos_sglang.resident.eligibility import Refusal
 
 VOCABULARY = 211
@@ -43,7 +44,6 @@ class ToyDecode:
         self.lengths = zeros(c, dtype=torch.int32)
         self.greedy = True
         self.steps = 0
-        self.fused_graphs = 0
         self.reloaded: list[int] = []
         self._graphs: dict[int, Any] = {}
 
@@ -68,12 +68,6 @@ class ToyDecode:
     def reload_metadata(self, bucket: int) -> None:
         self.reloaded.append(bucket)
 
-    def why_not_fused(self) -> str | None:
-        return None if self.device.type == "cuda" else "no CUDA device"
-
-    def timed(self, replay: Callable[[], None]) -> Callable[[], None]:
-        return replay
-
     def model(self, bucket: int) -> None:
         step = self.buffers.first(bucket)
         self.pool.index_put_((step.out_cache_loc,), step.input_ids)
@@ -87,19 +81,9 @@ class ToyDecode:
     def capture(self, work: Callable[[], None]) -> Any:
         work()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with no_collection(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             work()
         return graph
-
-    def capture_fused(self, bucket: int, before: Callable[[], None], after: Callable[[Any], None]) -> Any:
-        self.fused_graphs += 1
-
-        def step() -> None:
-            before()
-            self.model(bucket)
-            after(self.logits(bucket))
-
-        return self.capture(step)
 
     def load(self, batch: Any) -> Any:
         rows = len(batch.reqs)

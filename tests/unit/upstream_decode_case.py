@@ -98,7 +98,7 @@ class DecodeCudaGraphRunner(UpstreamRunner):
         self.ragged_verify_mode = self.dllm_uses_input_embeds = self.is_dllm = False
         self.require_mlp_tp_gather = self.require_attn_tp_gather = self.require_mlp_sync = False
         self.enable_two_batch_overlap = self.enable_pdmux = self.is_encoder_decoder = False
-        self.record_nolora_graph = self.disable_padding = self.enable_torch_compile = False
+        self.record_nolora_graph = self.disable_padding = False
         self.attention_graph_variants = self._metadata_glue = None
         for bucket in BUCKETS:
             key = self._make_graph_key(bucket)

@@ -52,7 +52,7 @@ class Capture:
         try:
             # Captured while serving: other threads may use CUDA meanwhile.
             with (
-                _no_collection(),
+                no_collection(),
                 torch.cuda.graph(
                     graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
                 ),
@@ -69,7 +69,7 @@ class Capture:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Python's cyclic collector might free an older graph, and that ends a capture under way."""
     was_enabled = gc.isenabled()
     gc.disable()

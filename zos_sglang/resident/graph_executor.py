@@ -1,8 +1,8 @@
 """Decode steps of the lane as CUDA graphs around upstream's captured model step.
 
 A step is: advance and metadata (one graph), the model (upstream's graph), and for a greedy batch argmax
-and emission (one graph); any other batch goes through upstream's own sampler, eagerly. The fused variant is
-all of a greedy step in one graph. The step right after `open` runs on what `open` loaded: no advance.
+and emission (one graph); any other batch goes through upstream's own sampler, eagerly. The step right after
+`open` runs on what `open` loaded: no advance.
 
 Graphs exist per bucket (upstream's captured batch sizes). The number of rows that are requests is a scalar on
 the device: padding rows are computed as upstream computes them, and are neither advanced nor emitted.
@@ -10,7 +10,6 @@ the device: padding rows are computed as upstream computes them, and are neither
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,8 +19,6 @@ import torch
 from zos_sglang.resident import greedy, kernels
 from zos_sglang.resident.capture import Capture
 from zos_sglang.resident.eligibility import Refusal
-
-logger = logging.getLogger(__name__)
 
 Work = Callable[[], None]
 
@@ -41,9 +38,6 @@ class Decode(Protocol):
     def load(self, batch: Any) -> Any: ...
     def count_step(self) -> None: ...
     def reload_metadata(self, bucket: int) -> None: ...
-    def why_not_fused(self) -> str | None: ...
-    def capture_fused(self, bucket: int, before: Work, after: Callable[[Any], None]) -> Any: ...
-    def timed(self, replay: Work) -> Work: ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +46,6 @@ class _Bucket:
 
     before: Work
     greedy: Work
-    fused: Work | None
 
 
 class GraphExecutor:
@@ -61,16 +54,14 @@ class GraphExecutor:
     Args:
         decode: the adapter.
         depth: slots of the token ring.
-        fused: whole greedy steps in one graph, where that can be captured.
         capture: False runs advance, metadata and sampling eagerly (the model graph is upstream's either way).
     """
 
     graphs = True
 
-    def __init__(self, decode: Decode, *, depth: int, fused: bool = False, capture: bool = True) -> None:
+    def __init__(self, decode: Decode, *, depth: int, capture: bool = True) -> None:
         device, capacity = decode.device, decode.capacity
         self._decode = decode
-        self._fuse = fused and self._may_fuse(decode)
         self.ring = torch.zeros((depth, capacity), dtype=torch.int64, device=device)
         self._tokens = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._parts = torch.zeros(capacity * greedy.MOST_PARTS, dtype=torch.int64, device=device)
@@ -89,7 +80,8 @@ class GraphExecutor:
     def capture_all(self) -> None:
         """Capture every bucket, largest first, so that serving never waits for it.
 
-        Clobbers upstream's decode buffers; call it at start-up, on the forward stream, with no batch loaded.
+        Clobbers upstream's attention metadata; call it at start-up, on the forward stream, with no batch
+        loaded.
         """
         for bucket in sorted(self._decode.buckets, reverse=True):
             self._prepare(bucket)
@@ -116,8 +108,7 @@ class GraphExecutor:
             model()
             sample()
 
-        self._step = first
-        self._next = bucket.fused if loaded.greedy and bucket.fused is not None else later
+        self._step, self._next = first, later
 
     def step(self) -> None:
         self._decode.count_step()
@@ -174,22 +165,7 @@ class GraphExecutor:
         return _Bucket(
             self.capture(f"advance and metadata of {size} rows", before),
             self.capture(f"greedy sampling of {size} rows", greedy),
-            self._fused(size, before) if self._fuse else None,
         )
-
-    def _fused(self, size: int, before: Work) -> Work | None:
-        try:
-            graph = self._decode.capture_fused(size, before, self._choose)
-        except Exception:
-            logger.warning(
-                "zos-sglang: no fused step of %d rows; the lane uses separate graphs", size, exc_info=True
-            )
-            self.capture.failures += 1
-            # One failure is enough: the others would fail alike, each at the cost of a model forward.
-            self._fuse = False
-            return None
-        self.capture.graphs += 1
-        return self._decode.timed(graph.replay)
 
     def _advance(self, size: int) -> None:
         kernels.advance(self._decode.buffers.first(size), self._tokens, self._live)
@@ -214,13 +190,6 @@ class GraphExecutor:
             emit()
 
         return sampled
-
-    @staticmethod
-    def _may_fuse(decode: Decode) -> bool:
-        if why := decode.why_not_fused():
-            logger.info("zos-sglang: separate graphs instead of fused steps: %s", why)
-            return False
-        return True
 
 
 def _not_open() -> None:

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.resident.kernels import StepBuffers
-from zos_sglang.upstream import fused_decode
 from zos_sglang.upstream.decode_metadata import Metadata, UpstreamMetadata, own_metadata
 from zos_sglang.upstream.lane_model import build_forward_batch
 
@@ -143,16 +142,7 @@ class DecodeGraphs:
         """What upstream counts for every forward."""
         self._model_runner.forward_pass_id += 1
 
-    def why_not_fused(self) -> str | None:
-        return fused_decode.fusable(self._runner)
-
-    def capture_fused(self, bucket: int, before: Callable[[], None], after: Callable[[Any], None]) -> Any:
-        """One graph of `before`, the model and `after(logits)`. See `fused_decode.capture_fused`."""
-        return fused_decode.capture_fused(
-            self._runner, bucket, before, lambda output: after(output.next_token_logits)
-        )
-
-    def timed(self, replay: Callable[[], None]) -> Callable[[], None]:
+    def _timed(self, replay: Callable[[], None]) -> Callable[[], None]:
         """`replay` inside upstream's device timer, where there is one."""
         timer = self._model_runner.device_timer
         if timer is None:
@@ -165,7 +155,7 @@ class DecodeGraphs:
         return inside
 
     def _replay(self, forward: Any, replay: Callable[[], None]) -> Callable[[], None]:
-        replay = self.timed(replay)
+        replay = self._timed(replay)
         canary = self._model_runner.canary_manager
         if canary is None:
             return replay

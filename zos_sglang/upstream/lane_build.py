@@ -91,9 +91,7 @@ def _executor(parts: Parts, settings: Settings) -> Executor | Uncovered:
         if why := uncovered(runner):
             return why
         graphs = GraphExecutor(
-            DecodeGraphs(runner, metadata=settings.lane_metadata),
-            depth=settings.lane_ring,
-            fused=settings.lane_graphs == "fused",
+            DecodeGraphs(runner, metadata=settings.lane_metadata), depth=settings.lane_ring
         )
         with parts.device.forward_context():
             graphs.capture_all()

@@ -32,6 +32,8 @@ setup(
         "pyyaml",
         # Tables of `python -m zos_sglang` and of the demo.
         "rich>=13",
+        # Our families in SGLang's own /metrics (upstream/metrics_factory.py).
+        "prometheus-client>=0.20",
     ],
     extras_require={
         # Clients and model conversion of `make demo` and scripts/.
@@ -55,6 +57,7 @@ setup(
             "pytest-timeout>=2.3",  # a hang fails with both stacks, not with the CI limit
             "hypothesis>=6.100",  # property tests of the overlap core
             "matplotlib>=3.8",  # bench_zos.py's plot
+            "grafana-foundation-sdk",  # Grafana's own model of a dashboard, against docs/grafana
             "ruff>=0.6",
             "mypy>=1.10",
         ],

@@ -17,10 +17,15 @@ STEP_US = {"stock": 1000, "overlap": 900, "resident": 500}
 
 
 class FakeServer:
-    """Answers like a server whose step takes `STEP_US`; `floor_us` None is one that times no floor."""
+    """Answers like a server whose step takes `STEP_US`, and `growth_us` more than the step before.
 
-    def __init__(self, log: Path, *, floor_us: float | None = 480.0, liar: str | None = None) -> None:
-        self.log, self.floor_us, self.liar = log, floor_us, liar
+    `floor_us` None is one that times no floor.
+    """
+
+    def __init__(
+        self, log: Path, *, floor_us: float | None = 480.0, liar: str | None = None, growth_us: int = 0
+    ) -> None:
+        self.log, self.floor_us, self.liar, self.growth_us = log, floor_us, liar, growth_us
         self.mode = "stock"
         self.waves: list[tuple[str, int]] = []
         self.probe: dict[str, Any] = {}
@@ -63,8 +68,12 @@ class FakeServer:
     def wave(self, input_ids: list[list[int]], output_tokens: int) -> Wave:
         rows, step = len(input_ids), STEP_US[self.mode] * 1000
         self.waves.append((self.mode, output_tokens))
+        samples = range(output_tokens - 2)
         self.probe[self.mode] = {
-            str(rows): {"cpu_ns": [step // 2] * (output_tokens - 2), "wall_ns": [step] * (output_tokens - 2)}
+            str(rows): {
+                "cpu_ns": [step // 2 for _ in samples],
+                "wall_ns": [step + self.growth_us * 1000 * i for i in samples],
+            }
         }
         if self.mode == "resident":
             self.lane["steps"] += output_tokens - 1
@@ -80,7 +89,10 @@ class FakeServer:
 
 
 class FloorServer(FakeServer):
-    """Times the floor as the lane does: at an opening after it was asked, here the end of a wave."""
+    """Times the floor as the lane does: at an opening after it was asked, here the end of a wave.
+
+    It says that the KV length was 52, which is that of sample 19 of a wave of 32 tokens in.
+    """
 
     def wave(self, input_ids: list[list[int]], output_tokens: int) -> Wave:
         found = super().wave(input_ids, output_tokens)

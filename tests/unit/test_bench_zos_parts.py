@@ -1,78 +1,18 @@
-"""scripts/bench_zos.py: floor, servers, command line, table and plot, on a made-up server."""
+"""scripts/bench_zos.py: servers, command line, table and plot, on a made-up server."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.unit.fake_bench import OUTPUT, PLAN, FloorServer, measured
+from tests.unit.fake_bench import OUTPUT, measured
 from zos_sglang.modes import MODES
 from zos_sglang.testing.bench import plot, zos_cli, zos_run
-from zos_sglang.testing.bench.client import BenchError
-from zos_sglang.testing.bench.floor import measure_floor, merged, new_entries, report
 from zos_sglang.testing.bench.serve import SHAPES, Config, find_model
 from zos_sglang.testing.bench.summary import SEPARATE
-from zos_sglang.testing.bench.zos import Plan
 from zos_sglang.testing.bench.zos_table import print_summary, row_cells
-
-# ------------------------------------------------------------------ the floor
-
-
-def test_the_floor_is_asked_for_in_the_middle_of_a_wave(tmp_path: Path) -> None:
-    server = FloorServer(tmp_path / "log")
-    found, wave = measure_floor(server, [[1] * 32] * 4, OUTPUT, 0.01)  # type: ignore[arg-type]
-    assert server.asked == [200]
-    assert found is not None
-    assert (found["us"], found["mean_len"], found["wanted_len"]) == (480.0, 52.0, 52.0)
-    assert wave.tokens == 4 * OUTPUT
-    assert len(server.waves) == 1
-
-
-def test_a_server_that_times_no_floor_gives_null_and_leaves_nothing_pending(tmp_path: Path) -> None:
-    server = FloorServer(tmp_path / "log", floor_us=None)
-    found, _ = measure_floor(server, [[1] * 32] * 4, OUTPUT, 0.01)  # type: ignore[arg-type]
-    assert found is None
-    assert server.waves == [("resident", OUTPUT), ("resident", 32)]
-
-
-def test_a_wave_that_is_over_is_not_asked(tmp_path: Path) -> None:
-    server = FloorServer(tmp_path / "log")
-    assert measure_floor(server, [[1] * 32] * 4, OUTPUT, 0.5)[0] is None  # type: ignore[arg-type]
-    assert server.asked == []
-
-
-def test_a_server_that_does_not_know_the_word_gives_null(tmp_path: Path) -> None:
-    class Old(FloorServer):
-        def post(self, path: str, body: dict[str, Any]) -> Any:
-            raise BenchError("400")
-
-    assert measure_floor(Old(tmp_path / "log"), [[1] * 32], OUTPUT, 0.01)[0] is None  # type: ignore[arg-type]
-
-
-def test_only_new_floors_of_the_batch_count() -> None:
-    old, new = {"batch": 4, "mean_len": 50, "us": 1.0}, {"batch": 4, "mean_len": 52, "us": 2.0}
-    assert new_entries([old], [old, new]) == [new]
-    assert new_entries([old], [new]) == [new]
-    assert report([{**new, "batch": 1}], 4, 52) is None
-    first, second = report([old], 4, 52), report([new], 4, 52)
-    assert merged(None, None) is None
-    assert merged(None, first) == first
-    both = merged(first, second)
-    assert both is not None
-    assert (both["us"], len(both["raw"])) == (1.5, 2)
-
-
-def test_steps_are_set_against_the_floor(tmp_path: Path) -> None:
-    plan = Plan(PLAN.modes, repeats=1, warmup=1, floors=1)
-    data = measured(tmp_path, plan, FloorServer(tmp_path / "log"), separate=False)
-    rows = {row["mode"]: row for row in data["summary"]["rows"]}
-    assert rows["resident"]["floor_us"] == 480.0
-    assert rows["resident"]["step_over_floor"] == round(500 / 480, 4)
-    assert rows["stock"]["step_over_floor"] == round(1000 / 480, 4)
-
 
 # ------------------------------------------------------------------ servers
 
@@ -142,7 +82,7 @@ def test_the_table_shows_ratios_and_a_dash_for_a_missing_floor(
     rows = {row["mode"]: row_cells(row, "stock") for row in data["summary"]["rows"]}
     assert rows["resident"][:4] == ["triton", f"32:{OUTPUT}", "4", "resident"]
     assert rows["resident"][4:] == [
-        *("-", "500 (500 to 500)", "-", "-", "2.000 (2.000 to 2.000)", "2.000 (2.000 to 2.000)"),
+        *("-", "-", "500 (500 to 500)", "-", "2.000 (2.000 to 2.000)", "2.000 (2.000 to 2.000)"),
         *("250", "0.500", "1.000", "-", "0", "equal"),
     ]
     assert rows["stock"][8] == "1"

@@ -5,6 +5,9 @@ of the rule that took it (`_resolved_overrides`, pickled into the scheduler proc
 record. Deriving the conditions again would go wrong with the first release that changes one.
 """
 
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from zos_sglang import __version__
@@ -12,52 +15,159 @@ from zos_sglang.settings import Settings
 from zos_sglang.upstream.versions import installed
 
 FIELD = "disable_overlap_schedule"
+SGLANG, OURS, YOURS = "SGLang", "zos-sglang", "you"
 
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule that turns overlap or the lane off.
+
+    `code` is its short name, `flag` the flag or variable it looks at, `whose` code holds it (SGLang,
+    zos-sglang, or you: a flag that asks for it), `where` the function or file, `words` what it says, and
+    `change` what to do about it.
+    """
+
+    code: str
+    flag: str
+    whose: str
+    where: str
+    words: str
+    change: str
+
+    def as_json(self) -> dict[str, str]:
+        """All of it as plain data."""
+        return asdict(self)
+
+
+#: SGLang's rules by the name under which its resolution records them.
 RULES = {
-    "_pipeline_parallel_overlap_disable": "pipeline parallelism (--pp-size above 1)",
-    "_mamba_radix_cache_resolution": "the no_buffer Mamba cache "
-    "(--mamba-radix-cache-strategy; this model or its --linear-attn-backend has no extra_buffer)",
-    "_sparse_head_overlap_disable": "sparse-head embeddings (SGLANG_EMBEDDINGS_SPARSE_HEAD)",
-    "_dllm_overlap_disable": "diffusion LLM (--dllm-algorithm)",
-    "_disable_overlap_schedule_for_cpu": "speculation on CPU (--speculative-algorithm)",
-    "_handle_mps_backends": "the MPS device without MLX",
+    rule.where: rule
+    for rule in (
+        Rule(
+            "pipeline-parallel",
+            "--pp-size",
+            SGLANG,
+            "_pipeline_parallel_overlap_disable",
+            "pipeline parallelism (--pp-size above 1)",
+            "use --pp-size 1 and spread the model with --tp-size",
+        ),
+        Rule(
+            "mamba-no-buffer",
+            "--mamba-radix-cache-strategy",
+            SGLANG,
+            "_mamba_radix_cache_resolution",
+            "the no_buffer Mamba cache "
+            "(--mamba-radix-cache-strategy; this model or its --linear-attn-backend has no extra_buffer)",
+            "take a --linear-attn-backend that has extra_buffer, or --disable-radix-cache",
+        ),
+        Rule(
+            "sparse-head",
+            "SGLANG_EMBEDDINGS_SPARSE_HEAD",
+            SGLANG,
+            "_sparse_head_overlap_disable",
+            "sparse-head embeddings (SGLANG_EMBEDDINGS_SPARSE_HEAD)",
+            "unset SGLANG_EMBEDDINGS_SPARSE_HEAD",
+        ),
+        Rule(
+            "diffusion-llm",
+            "--dllm-algorithm",
+            SGLANG,
+            "_dllm_overlap_disable",
+            "diffusion LLM (--dllm-algorithm)",
+            "nothing: SGLang runs diffusion LLMs without overlap",
+        ),
+        Rule(
+            "speculation-on-cpu",
+            "--speculative-algorithm",
+            SGLANG,
+            "_disable_overlap_schedule_for_cpu",
+            "speculation on CPU (--speculative-algorithm)",
+            "leave --speculative-algorithm out, or serve on an accelerator",
+        ),
+        Rule(
+            "mps",
+            "--device",
+            SGLANG,
+            "_handle_mps_backends",
+            "the MPS device without MLX",
+            "set SGLANG_USE_MLX=1, or serve on another device",
+        ),
+    )
 }
 BY_USER = "--disable-overlap-schedule"
 UNKNOWN = "an upstream rule that zos-sglang does not know"
 
+_ASKED_FOR = Rule("asked-for", BY_USER, YOURS, "the command line", BY_USER, f"leave {BY_USER} out")
 
-def why_overlap_is_off(server_args: Any) -> str | None:
-    """The rules that turned overlap off, in words, or None while it is on.
 
-    `server_args` is resolved (after `resolve_once`, or as the scheduler process gets it). Every
-    rule is named: undoing only one of two would leave overlap off.
+def overlap_rules(server_args: Any) -> list[Rule]:
+    """Every rule that turned overlap off; none while it is on.
+
+    `server_args` is resolved (after `resolve_once`, or as the scheduler process gets it). All are
+    named: undoing only one of two would leave overlap off.
     """
     if not _resolved(server_args, FIELD):
-        return None
-    reasons = [BY_USER] if _asked_for(server_args, FIELD) else []
+        return []
+    found = [_ASKED_FOR] if _asked_for(server_args, FIELD) else []
     for source, declared in getattr(server_args, "_resolved_overrides", None) or ():
         if declared.get(FIELD):
-            reasons.append(RULES.get(source, f"{UNKNOWN} ({source})"))
-    return " and ".join(dict.fromkeys(reasons)) or UNKNOWN
+            found.append(RULES.get(source) or _unknown(source))
+    return list(dict.fromkeys(found)) or [_unknown(None)]
 
 
-def loop_left_alone(server_args: Any) -> str | None:
-    """The upstream event loop that runs instead of the one we replace, or None.
+def why_overlap_is_off(server_args: Any) -> str | None:
+    """The rules that turned overlap off, in words, or None while it is on."""
+    return " and ".join(rule.words for rule in overlap_rules(server_args)) or None
+
+
+def loop_rule(server_args: Any) -> Rule | None:
+    """Why upstream runs another event loop than the one we replace, or None.
 
     Same order as upstream's dispatch: the disaggregation role first, then the others.
     """
     role = _resolved(server_args, "disaggregation_mode")
     if role not in (None, "null"):
-        return f"the disaggregation loop of the {role} role"
+        return _loop(
+            "disaggregation",
+            "--disaggregation-mode",
+            f"the disaggregation loop of the {role} role",
+            "serve prefill and decode in one server",
+        )
     if _resolved(server_args, "enable_pdmux"):
-        return "the PD-multiplexing loop"
+        return _loop("pdmux", "--enable-pdmux", "the PD-multiplexing loop", "leave --enable-pdmux out")
     if (_resolved(server_args, "pp_size") or 1) > 1:
-        return "the pipeline-parallel loop"
+        return _loop("pipeline-parallel", "--pp-size", "the pipeline-parallel loop", "use --pp-size 1")
     if _uses_mlx():
-        return "the MLX loop"
+        return _loop("mlx", "SGLANG_USE_MLX", "the MLX loop", "nothing: MLX has a loop of its own")
     if _resolved(server_args, "dllm_algorithm"):
-        return "the diffusion-LLM loop"
+        return _loop(
+            "diffusion-llm",
+            "--dllm-algorithm",
+            "the diffusion-LLM loop",
+            "nothing: diffusion LLMs have a loop of their own",
+        )
     return None
+
+
+def loop_left_alone(server_args: Any) -> str | None:
+    """The upstream event loop that runs instead of the one we replace, or None."""
+    rule = loop_rule(server_args)
+    return rule.words if rule else None
+
+
+def _loop(code: str, flag: str, words: str, change: str) -> Rule:
+    return Rule(code, flag, SGLANG, "dispatch_event_loop", words, change)
+
+
+def _unknown(source: str | None) -> Rule:
+    return Rule(
+        "unknown",
+        "unknown",
+        SGLANG,
+        source or "unknown",
+        f"{UNKNOWN} ({source})" if source else UNKNOWN,
+        "look the rule up in SGLang, and report it to zos-sglang",
+    )
 
 
 def startup_line(

@@ -84,7 +84,7 @@ def draw(summary: Mapping[str, Any], title: str, path: Path) -> None:
 def _steps(panel: Any, lines: Mapping[str, Mapping[str, list[Any]]], title: str) -> None:
     for mode, line in lines.items():
         if mode == "floor":
-            panel.plot(line["batches"], line["step"], "k--", marker="_", label="floor")
+            panel.plot(line["batches"], line["step"], "k--", marker="_", label="floor (at its KV length)")
         else:
             panel.plot(line["batches"], line["step"], marker="o", color=_COLOURS.get(mode), label=mode)
     panel.set(title=title, ylabel="µs")

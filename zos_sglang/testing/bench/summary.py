@@ -105,18 +105,14 @@ def rows_of(point: Point, base: str) -> list[dict[str, Any]]:
 
 def _figures(point: Point, mode: str, base: str) -> dict[str, Any]:
     waves, others = waves_of(point, mode), waves_of(point, base)
-    steps = [wave["wall_us"]["median"] for wave in waves]
-    means = [wave["wall_us"]["mean"] for wave in waves]
-    floor = point["floor"]["us"] if point["floor"] else None
     return {
         "repeats": len(waves),
-        "step_us": spread(steps),
-        "step_mean_us": spread(means),
+        "step_us": spread([wave["wall_us"]["median"] for wave in waves]),
+        "step_mean_us": spread([wave["wall_us"]["mean"] for wave in waves]),
         "cpu_us": spread([wave["cpu_us"]["median"] for wave in waves]),
         "tokens_per_s": spread([wave["tokens_per_s"] for wave in waves], 1),
-        "floor_us": floor,
-        "step_over_floor": _over(statistics.median(steps), floor),
-        "step_mean_over_floor": _over(statistics.median(means), floor),
+        **_floor(point),
+        "step_over_floor": _over_floor(point, waves),
         "over_stock": _paired(waves, others, "tokens_per_s"),
         "cpu_over_stock": _paired_median(waves, others, "cpu_us"),
         "over_separate": _over_separate(point, waves),
@@ -129,19 +125,16 @@ def _separate_figures(point: Point, base: str) -> dict[str, Any] | None:
     timed = [wave for wave in point["separate"]["repeats"] if wave["log_tokens_per_s"]]
     if not timed:
         return None
-    steps = [wave["log_step_us"]["mean"] for wave in timed]
-    floor = point["floor"]["us"] if point["floor"] else None
     stock = {repeat["repeat"]: repeat["waves"][base] for repeat in point["repeats"]}
     pairs = [(wave, stock[wave["repeat"]]) for wave in timed if wave["repeat"] in stock]
     return {
         "repeats": len(timed),
         "step_us": None,
-        "step_mean_us": spread(steps),
+        "step_mean_us": spread([wave["log_step_us"]["mean"] for wave in timed]),
         "cpu_us": None,
         "tokens_per_s": spread([wave["log_tokens_per_s"] for wave in timed], 1),
-        "floor_us": floor,
+        **_floor(point),
         "step_over_floor": None,
-        "step_mean_over_floor": _over(statistics.median(steps), floor),
         "over_stock": ratio([w["log_tokens_per_s"] for w, _ in pairs], [_rate(s) for _, s in pairs])
         if pairs
         else None,
@@ -184,8 +177,19 @@ def _paired_median(
     return ratio([wave[what]["median"] for wave in waves], [wave[what]["median"] for wave in others])
 
 
-def _over(value: float, floor: float | None) -> float | None:
-    return round(value / floor, 4) if floor else None
+def _floor(point: Point) -> dict[str, float | None]:
+    """Time (us) and KV length of the point's floor."""
+    floor = point["floor"] or {"us": None, "mean_len": None}
+    return {"floor_us": floor["us"], "floor_len": floor["mean_len"]}
+
+
+def _over_floor(point: Point, waves: Iterable[Mapping[str, Any]]) -> float | None:
+    """Median over the repeats of the steps at the floor's KV length over the floor; None without such steps.
+
+    The median step of a whole wave would not do: see `floor`.
+    """
+    there = [wave["floor_step_us"] for wave in waves if wave.get("floor_step_us")]
+    return round(statistics.median(there) / point["floor"]["us"], 4) if there else None
 
 
 def _lane(waves: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:

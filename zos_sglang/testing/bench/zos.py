@@ -13,6 +13,7 @@ from zos_sglang.testing.bench.client import BenchClient, Wave, prompts
 from zos_sglang.testing.bench.counters import gained, lane_figures
 from zos_sglang.testing.bench.floor import MODE as FLOOR_MODE
 from zos_sglang.testing.bench.floor import measure_floor, merged
+from zos_sglang.testing.bench.floor_steps import floor_step_us
 from zos_sglang.testing.bench.logtime import step_times
 from zos_sglang.testing.bench.measure import mixed_wave, samples, timings, variety
 from zos_sglang.testing.bench.stats import order_of, spread
@@ -208,16 +209,22 @@ def _repeat(
         wave = _timed_wave(engine, point, plan, group, input_ids=input_ids, pace=pace)
         after, lines = engine.client.zos(), engine.new_log_lines()
         found = {mode: samples(after, mode, point["batch"]) for mode in group}
+        alone = len(group) == 1
         for mode in group:
             pace[mode] = _pace(wave, list(found.values()))
             waves[mode] = {
                 **timings(wave, order.index(mode), found[mode], point["batch"]),
-                **_counts(point, mode, gained(before, after), alone=len(group) == 1),
-                **log_times(lines if len(group) == 1 else [], point["batch"]),
+                **_counts(point, mode, gained(before, after), alone=alone),
+                **log_times(lines if alone else [], point["batch"]),
+                "floor_step_us": _floor_step(point, found[mode]) if alone else None,
             }
             waves[mode]["tokens_per_s"] = round(point["batch"] / waves[mode]["wall_us"]["mean"] * 1e6, 2)
             raw.append({"run": engine.place, **key, "repeat": repeat, "mode": mode, **found[mode]})
     return {mode: waves[mode] for mode in plan.modes}, raw
+
+
+def _floor_step(point: dict[str, Any], found: dict[str, list[int]]) -> float | None:
+    return floor_step_us(found["wall_ns"], point["prompt"], point["output"], point["floor"])
 
 
 def _timed_wave(

@@ -14,11 +14,12 @@ from zos_sglang.modes import MODES
 from zos_sglang.testing.bench.checkpoint import vocabulary
 from zos_sglang.testing.bench.cli import numbers, pair
 from zos_sglang.testing.bench.client import BenchError
+from zos_sglang.testing.bench.floor_steps import REACH
 from zos_sglang.testing.bench.plot import PlotError, draw
 from zos_sglang.testing.bench.record import provenance
 from zos_sglang.testing.bench.serve import SHAPES, TINY, Config, find_model
 from zos_sglang.testing.bench.zos import Budget, Plan
-from zos_sglang.testing.bench.zos_file import ResultFile, load
+from zos_sglang.testing.bench.zos_file import ResultFile, up_to_date
 from zos_sglang.testing.bench.zos_run import Session, log_interval, run, true_sync
 from zos_sglang.testing.bench.zos_table import print_summary
 from zos_sglang.testing.compare.prompts import ModelInfo
@@ -29,14 +30,17 @@ PLOT_NAME = "bench_zos.png"
 #: Mode off is final until a restart, so it cannot take turns.
 SWITCHABLE = tuple(mode for mode in MODES if mode != "off")
 
-DESCRIPTION = """\
+DESCRIPTION = f"""\
 Decode steps of every mode in one server process, switched live, over prompt lengths, answer lengths and
 batch sizes; then the same waves in a process of stock SGLang with --disable-overlap-schedule. A wave is
 one batch, greedy, from an empty prefix cache. Its figures:
 
   step          wall time from decode step to decode step (the probe's; the separate process: its log's)
-  floor         stock's decode graph of that batch, replayed 200 times in the middle of an untimed wave of
-                mode resident; absent without CUDA graphs
+  floor         stock's decode graph of that batch, replayed 200 times amid an untimed wave of mode
+                resident, at the KV length of that moment; absent without CUDA graphs
+  step/floor    the median step at the floor's own KV length (within {REACH} tokens), not of the whole
+                wave, over the floor: longer sequences take longer steps; absent with --turns, where
+                steps do not tell their length
   tokens/s      output tokens over the wall time of the decode part; ratios within each repeat, over stock
   CPU           CPU time of the scheduler's thread per step, outside the model's forward
   lane          share of the wave's row-steps that the resident lane ran usefully; copies to the device per
@@ -108,7 +112,11 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--out", type=Path, metavar="DIR", help="folder for the results")
     found.add_argument("--resume", action="store_true", help="go on with what --out holds")
     found.add_argument(
-        "--plot-only", type=Path, metavar="DIR", help="measure nothing: table and plot of the results in DIR"
+        "--plot-only",
+        type=Path,
+        metavar="DIR",
+        help="measure nothing: table and plot of the results in DIR; an older bench_zos.json gets the"
+        " steps at the floor's length from its waves.jsonl",
     )
     found.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
     return found
@@ -120,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     if (args.out is None) == (args.plot_only is None):
         parser().error("name one of --out DIR and --plot-only DIR")
     try:
-        data = load(args.plot_only) if args.plot_only else _measure(args)
+        data = up_to_date(args.plot_only) if args.plot_only else _measure(args)
     except (ServerFailed, BenchError, ModelError, OSError, ValueError) as error:
         print(f"bench_zos: error: {error}", file=sys.stderr)
         return 2

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from zos_sglang.testing.bench.floor_steps import add_floor_steps
 from zos_sglang.testing.bench.record import write_json
 from zos_sglang.testing.bench.stats import base_of
 from zos_sglang.testing.bench.summary import summarise
@@ -84,7 +86,7 @@ class ResultFile:
 
     def save(self) -> None:
         """Write what there is, with its summary."""
-        self.data["summary"] = summarise(self.data["points"], base_of(self.data["identity"]["modes"]))
+        self.data["summary"] = _summary(self.data)
         write_json(self.path, self.data)
 
     def keep_raw(self, record: Mapping[str, Any]) -> None:
@@ -106,6 +108,32 @@ def load(out: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or data.get("kind") != "bench_zos" or "identity" not in data:
         raise ResumeError(f"{path} is not a result of bench_zos")
     return data
+
+
+def up_to_date(out: Path) -> dict[str, Any]:
+    """The result in folder `out` with a summary as this version makes it. Raises ResumeError as `load` does.
+
+    Repeats without `floor_step_us` get it from `waves.jsonl`, and the file is rewritten then.
+    """
+    data = load(out)
+    added = add_floor_steps(data, _samples(out / RAW_NAME))
+    data["summary"] = _summary(data)
+    if added:
+        write_json(out / NAME, data)
+    return data
+
+
+def _samples(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a `waves.jsonl`, none if there is no such file; a line that a kill tore is left out."""
+    if path.exists():
+        with path.open() as source:
+            for line in source:
+                with suppress(ValueError):
+                    yield json.loads(line)
+
+
+def _summary(data: Mapping[str, Any]) -> dict[str, Any]:
+    return summarise(data["points"], base_of(data["identity"]["modes"]))
 
 
 def check_same(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

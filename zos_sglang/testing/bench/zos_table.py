@@ -16,9 +16,9 @@ _COLUMNS = (
     "batch",
     "mode",
     "floor µs",
+    "at length",
     "step µs (quartiles)",
     "step/floor",
-    "mean/floor",
     "over stock",
     "over sync process",
     "CPU µs",
@@ -38,6 +38,7 @@ _MEANS = (
     "step/floor",
     "CPU/stock",
 )
+_NOTE = "step/floor: not the median step of the whole wave, but the steps at the floor's own KV length"
 _LEFT = ("attention", "mode", "answers")
 
 
@@ -53,6 +54,7 @@ def print_summary(data: Mapping[str, Any]) -> None:
             f"{data['identity']['model']}: medians over up to {repeats} repeats; ratios median (min to max)",
             _COLUMNS,
             [row_cells(row, summary["base"]) for row in summary["rows"]],
+            _NOTE,
         )
     )
     console.print(
@@ -72,11 +74,11 @@ def print_summary(data: Mapping[str, Any]) -> None:
             )
 
 
-def _table(title: str, columns: tuple[str, ...], rows: list[list[str]]) -> Any:
+def _table(title: str, columns: tuple[str, ...], rows: list[list[str]], note: str | None = None) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, box=box.SIMPLE_HEAD)
+    table = Table(title=title, caption=note, box=box.SIMPLE_HEAD)
     for name in columns:
         table.add_column(name, justify="left" if name in _LEFT else "right")
     for row in rows:
@@ -91,9 +93,9 @@ def row_cells(row: Mapping[str, Any], base: str) -> list[str]:
     return [
         *(row["attention"], f"{row['prompt']}:{row['output']}", str(row["batch"]), row["mode"]),
         _number(row["floor_us"], 0),
+        _number(row["floor_len"], 0),
         f"{step['median']:.0f} ({step['q1']:.0f} to {step['q3']:.0f})",
         _number(row["step_over_floor"], 3),
-        _number(row["step_mean_over_floor"], 3),
         "1" if row["mode"] == base else _range(row["over_stock"]),
         _range(row["over_separate"]),
         _number(row["cpu_us"] and row["cpu_us"]["median"], 0),

@@ -1,0 +1,206 @@
+"""The process that runs a server: launched, waited for, watched and stopped; no real server."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from zos_sglang.testing import server
+from zos_sglang.testing.server import ServerFailed, ServerProcess
+
+
+class Script(ServerProcess):
+    """A process that behaves as `code` says in place of a server."""
+
+    def __init__(self, code: str, log: Path, **options: Any) -> None:
+        super().__init__("none", mode=None, log=log, cpu=False, **options)
+        self.code = code
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", self.code]
+
+
+def test_a_server_that_dies_is_reported_in_its_own_words_at_once(tmp_path: Path) -> None:
+    script = Script("import sys; sys.exit('no such model: none')", tmp_path / "log")
+    started = time.monotonic()
+    with pytest.raises(ServerFailed, match=r"(?s)exited with code 1.*no such model: none"):
+        script.start()
+    assert time.monotonic() - started < 30
+
+
+def test_a_server_that_never_answers_is_stopped_and_reported(tmp_path: Path) -> None:
+    code = "import time; print('still loading', flush=True); time.sleep(600)"
+    script = Script(code, tmp_path / "log", start_timeout_s=3)
+    with pytest.raises(ServerFailed, match=r"(?s)not ready after 3 s.*still loading"):
+        script.start()
+    assert not psutil.pid_exists(script.pid)
+
+
+FAMILY = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid, flush=True)
+"""
+
+
+@pytest.mark.parametrize("end", ["time.sleep(600)", "sys.exit(1)"], ids=["alive", "dead"])
+def test_no_child_outlives_the_server(tmp_path: Path, end: str) -> None:
+    script = Script(FAMILY + end, tmp_path / "log", start_timeout_s=5)
+    with pytest.raises(ServerFailed):
+        script.start()
+    child = int(script.log_text().split()[0])
+    gone = not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    assert gone
+
+
+CALLER = """
+import sys
+from pathlib import Path
+from zos_sglang.testing.server import ServerProcess
+
+class Sleeper(ServerProcess):
+    command = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
+
+Sleeper("none", mode=None, log=Path(sys.argv[1]), cpu=False).start()
+"""
+
+
+def test_the_server_dies_with_a_caller_that_is_killed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    caller = subprocess.Popen([sys.executable, "-c", CALLER, str(log)])
+    try:
+        until(lambda: log.exists() and log.read_text().endswith("\n"))
+        child = int(log.read_text())
+        assert psutil.pid_exists(child)
+    finally:
+        caller.kill()
+        caller.wait()
+    until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
+
+
+def until(done: Callable[[], bool], limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+ANSWERING = """
+import http.server, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+class Answering(Script):
+    """A process that is ready at once, but for what `first` (Python) does before; it counts its launches."""
+
+    launches = 0
+
+    def __init__(self, log: Path, first: str = "") -> None:
+        super().__init__(first + ANSWERING, log, start_timeout_s=60)
+
+    @property
+    def command(self) -> list[str]:
+        return [*super().command, str(self.port)]
+
+    def launch(self) -> None:
+        self.launches += 1
+        super().launch()
+
+
+@pytest.fixture
+def answering(tmp_path: Path) -> Iterator[Answering]:
+    found = Answering(tmp_path / "log")
+    yield found
+    found.stop()
+
+
+def test_start_launches_a_server_that_was_not(answering: Answering) -> None:
+    answering.start()
+    assert answering.launches == 1
+
+
+def test_start_waits_for_a_launched_server_and_launches_no_other(answering: Answering) -> None:
+    answering.launch()
+    pid = answering.pid
+    answering.start()
+    assert answering.launches == 1
+    assert answering.pid == pid
+    assert httpx.get(f"{answering.url}/health_generate", trust_env=False).status_code == 200
+
+
+def test_start_launches_anew_what_has_died_meanwhile(answering: Answering) -> None:
+    answering.launch()
+    psutil.Process(answering.pid).kill()
+    until(lambda: psutil.Process(answering.pid).status() == psutil.STATUS_ZOMBIE)
+    answering.start()
+    assert answering.launches == 2
+
+
+def test_launch_returns_before_the_server_is_ready(tmp_path: Path) -> None:
+    script = Answering(tmp_path / "log", first="import time; time.sleep(600)")
+    try:
+        started = time.monotonic()
+        script.launch()
+        assert time.monotonic() - started < 30
+        assert psutil.pid_exists(script.pid)
+    finally:
+        script.stop()
+
+
+def test_a_launched_server_that_nobody_waited_for_is_stopped(answering: Answering) -> None:
+    answering.launch()
+    answering.stop()
+    assert not psutil.pid_exists(answering.pid)
+
+
+def test_stopping_a_server_that_was_never_launched_does_nothing(answering: Answering) -> None:
+    answering.stop()
+    with pytest.raises(ServerFailed, match="not started"):
+        _ = answering.pid
+
+
+def test_stock_is_started_without_our_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZOS_MODE", "overlap")
+    script = Script("import os; print('ZOS_MODE' in os.environ, flush=True)", tmp_path / "log")
+    with pytest.raises(ServerFailed):
+        script.start()
+    assert script.log_text().strip() == "False"
+
+
+def test_the_mode_chooses_the_launcher(tmp_path: Path) -> None:
+    stock = ServerProcess("m", mode=None, log=tmp_path / "log", cpu=True).command
+    ours = ServerProcess("m", mode="sync", log=tmp_path / "log", cpu=True).command
+    assert "sglang.launch_server" in stock and "--zos-mode" not in stock
+    assert "zos_sglang.launch_server" in ours and ours[ours.index("--zos-mode") + 1] == "sync"
+
+
+def test_flags_of_the_caller_come_after_the_defaults(tmp_path: Path) -> None:
+    args = ("--max-total-tokens", "64")
+    command = ServerProcess("m", mode=None, args=args, log=tmp_path / "log", cpu=True).command
+    assert command[-2:] == list(args)
+    assert command.index("--max-total-tokens") < len(command) - 2
+
+
+def test_serve_becomes_our_server_with_the_cpu_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(server, "cuda_available", lambda: False)
+    monkeypatch.setattr(os, "execve", lambda *call: seen.append(call))
+    server.main(["model", "--port", "1234"])
+    ((_, command, env),) = seen
+    assert "zos_sglang.launch_server" in command and command[-2:] == ["--port", "1234"]
+    assert env["SGLANG_PLATFORM"] == "zos_cpu" and "--device" in command

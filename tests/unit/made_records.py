@@ -41,7 +41,7 @@ def steady(
 
     Of `cpu` an iteration takes 1/16 each for intake and selection, 1/8 to the forward, 1/4 for the rest of
     the launch, 1/2 for a result. With overlap it processes the result before the one that it launched, after
-    that launch; without, the last one, before selection. Nobody waits for anything else.
+    that launch; without, the last one, before selection. The device starts as the launch returns.
     """
     g, c, d = (int(value * MS) for value in (gpu, cpu, d2h))
     found = records(count, **({} if overlap else {"path": "sync", "reason": "mode-sync", "mode": "sync"}))
@@ -54,7 +54,7 @@ def steady(
             now = before.process(now, c // 2)
         step.t_select, step.t_launch, step.t_forward = now, now + c // 16, now + c // 16 + c // 8
         now = step.t_launched = step.t_forward + c // 4
-        start = max(step.t_forward, device)
+        start = max(step.t_launched, device)
         step.gpu_gap, device = start - device, start + g
         step.t_ready = device + d
         if before and overlap:
@@ -92,7 +92,7 @@ class _Made:
 
 
 def _mark_unwaited(found: np.ndarray, later: list[_Made]) -> None:
-    """A result that nobody waited for is known to be there when somebody asks; then the thread is the slower."""
+    """A result that nobody waited for is there when somebody asks: the thread is the slower one."""
     for row, after in zip(found, later, strict=True):
         if row["wait"]:
             continue

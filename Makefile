@@ -12,10 +12,10 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 # Tests marked gpu need a CUDA device.
 MARKS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo '-m "not gpu"')
 COVER := --cov=zos_sglang.settings --cov=zos_sglang.upstream --cov=zos_sglang.overlap \
-	--cov=zos_sglang.resident --cov-report=term-missing:skip-covered --cov-fail-under=90
+	--cov=zos_sglang.resident --cov=zos_sglang.observe --cov-report=term-missing:skip-covered --cov-fail-under=90
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo serve test lint clean
+.PHONY: help env demo serve test lint browser clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -48,7 +48,13 @@ lint: env ## ruff and mypy
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-test: lint ## lint, then every test that this machine can run, with coverage
+browser: ## Chromium, in which a test looks at a report; as root on Debian it is installed
+	@command -v chromium chromium-browser google-chrome >/dev/null || { test "$$(id -u)" = 0 && \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+		--no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
+		echo "note: no Chromium, and it cannot be installed here: tests that look at a page are skipped"
+
+test: lint browser ## lint, then every test that this machine can run, with coverage
 	$(PY) -m pytest $(MARKS) $(COVER) $(ARGS)
 
 clean: ## remove the environment, the models and every cache

@@ -16,7 +16,14 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["zos_sglang", "zos_sglang.*"]),
     include_package_data=True,
-    package_data={"zos_sglang": ["py.typed", "testing/platform_entry/*.egg-info/*"]},
+    package_data={
+        "zos_sglang": [
+            "py.typed",
+            "testing/platform_entry/*.egg-info/*",
+            "observe/tools/report.css",
+            "observe/tools/report.js",
+        ]
+    },
     install_requires=[
         # The engine we patch. It brings torch, flashinfer-python and sglang-kernel
         # (the package that provides the module `sgl_kernel`) in the versions it needs.
@@ -58,6 +65,9 @@ setup(
             "hypothesis>=6.100",  # property tests of the overlap core
             "matplotlib>=3.8",  # bench_zos.py's plot
             "grafana-foundation-sdk",  # Grafana's own model of a dashboard, against docs/grafana
+            # Opens reports in the Chromium that the machine has; brings none of its own.
+            "playwright>=1.50",
+            "pillow",  # looks at the pixels of a page's picture
             "ruff>=0.6",
             "mypy>=1.10",
         ],

@@ -7,7 +7,8 @@ record. Deriving the conditions again would go wrong with the first release that
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zos_sglang import __version__
@@ -118,6 +119,31 @@ def overlap_rules(server_args: Any) -> list[Rule]:
 def why_overlap_is_off(server_args: Any) -> str | None:
     """The rules that turned overlap off, in words, or None while it is on."""
     return " and ".join(rule.words for rule in overlap_rules(server_args)) or None
+
+
+def rules_of_running(server_args: Mapping[str, Any]) -> list[Rule]:
+    """The rules of a running server that has overlap off, from `/server_info`, which keeps no history.
+
+    What the user asked for stands in its command line; the other rules stand only in its start-up line.
+    """
+    if not server_args.get(FIELD):
+        return []
+    asked = BY_USER in str(server_args.get("launch_command") or "").split()
+    where = "its start-up line, 'overlap off because of', names the rule"
+    return [_ASKED_FOR] if asked else [replace(_unknown(None), words="a rule of SGLang", change=where)]
+
+
+def mode_rules(mode: str) -> list[Rule]:
+    """What our own mode turns off: the lane in all but `resident`, overlap in `sync`."""
+    words = {
+        "off": "mode off: SGLang runs as it is",
+        "sync": "mode sync: one step at a time",
+        "stock": "mode stock: SGLang's own loop runs",
+        "overlap": "mode overlap: our loop without the lane",
+    }.get(mode)
+    if words is None:
+        return []
+    return [Rule(f"mode-{mode}", "--zos-mode, ZOS_MODE", YOURS, "settings", words, "--zos-mode resident")]
 
 
 def loop_rule(server_args: Any) -> Rule | None:

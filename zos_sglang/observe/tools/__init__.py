@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 from typing import Protocol
 
+from zos_sglang.observe.tools import doctor, report, simulate_cli, top
+
 
 class Tool(Protocol):
     """A module of this package."""
@@ -18,4 +20,4 @@ class Tool(Protocol):
         """Add the command's parser."""
 
 
-TOOLS: tuple[Tool, ...] = ()
+TOOLS: tuple[Tool, ...] = (top, doctor, simulate_cli, report)

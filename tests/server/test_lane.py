@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -58,6 +59,14 @@ def test_whoever_asks_while_the_lane_is_open_is_answered_at_once(client, answers
         assert long_one.result()["meta_info"]["completion_tokens"] == 900
     assert lane(client)["left"]["intake"] >= 1
     assert client.server.log_text().count("Decode batch") >= steps + 900 // 40 - 1
+
+
+def test_the_gauge_of_lengths_follows_a_batch_that_rides(client, answers):
+    prompt = client.generate("a long answer", 900)["meta_info"]["prompt_tokens"]
+    metrics = client.http.get("/metrics").text
+    shown = re.search(r"^sglang:decode_sum_seq_lens{.*} (\S+)", metrics, re.MULTILINE)
+    # SGLang sets it every 40 steps.
+    assert shown is not None and prompt + 900 - 41 <= float(shown[1]) <= prompt + 900
 
 
 def test_the_floor_can_be_asked_for(client, answers):

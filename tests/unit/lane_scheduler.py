@@ -98,6 +98,7 @@ class LaneScheduler(Scheduler):
             report_decode_stats=nothing,
             num_generated_tokens=0,
             forward_ct_decode=0,
+            decode_log_interval=40,
         )
         self.model_config = SimpleNamespace(self_opened_think_start_ids=())
         self.token_to_kv_pool_allocator = SimpleNamespace(page_size=self.limits.page_size)

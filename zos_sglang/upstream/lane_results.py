@@ -98,6 +98,9 @@ class LaneResults:
                 [reqs[row] for row in due if row not in absent], False
             )
         metrics.forward_ct_decode = (metrics.forward_ct_decode + 1) % (1 << 30)
+        if metrics.forward_ct_decode % metrics.decode_log_interval == 0:
+            # The batch keeps the lengths of the opening while the lane is open; the report sums this step's.
+            batch.seq_lens_cpu = batch.seq_lens_cpu + (step - 1)
         metrics.report_decode_stats(
             result.can_run_cuda_graph, running_batch=batch, num_generated_tokens=generated
         )

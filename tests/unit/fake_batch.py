@@ -190,6 +190,10 @@ class Batch:
         self.return_logprob = self.return_hidden_states = False
 
     @property
+    def batch_size(self) -> int:
+        return len(self.reqs)
+
+    @property
     def has_grammar(self) -> bool:
         return any(r.spec.grammar != NO_GRAMMAR for r in self.reqs)
 

@@ -65,12 +65,23 @@ class FutureMap:
             self.ledger.wrote(hosted, [self.generations[r] for r in hosted])
 
 
+class Runner:
+    """Upstream's model runner: its forward can be wrapped."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+
+    def forward(self, batch: Batch, info: SamplingInfo) -> None:
+        self.worker._model(batch, info)
+
+
 class Worker:
     """The model: kernels on the current stream, which know addresses only."""
 
     def __init__(self, world: Any) -> None:
         self.world = world
         self.shared_read_done_event: Event | None = None
+        self.model_runner = Runner(self)
 
     def forward_batch_generation(self, batch: Batch, **_: Any) -> Result:
         world, gpu = self.world, self.world.gpu
@@ -80,7 +91,7 @@ class Worker:
         for _build in range(2):  # one forward batch for the target, one for its draft or its other half
             if info.orchestrator is not None:
                 info.update_penalties()
-        self._model(batch, info)
+        self.model_runner.forward(batch, info)
         sample = partial(self._sample, batch, info, result)
         if not batch.spec_algorithm.is_none():
             self._rebind(batch)

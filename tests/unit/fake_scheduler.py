@@ -348,10 +348,16 @@ class Scheduler:
     enable_async_d2h_copy = enable_unified_memory = enable_unified_cache_external_linker = False
     require_mlp_sync = False
     invariant_checker = SimpleNamespace(self_check_during_busy=lambda: None)
-    metrics_reporter = SimpleNamespace(record_scheduler_active=lambda ns: None)
+    metrics_reporter = SimpleNamespace(
+        record_scheduler_active=lambda ns: None, current_scheduler_metrics_enabled=False
+    )
     profiler_manager = SimpleNamespace(_profile_batch_predicate=lambda batch: None)
     forward_sleep_time = None
     scripted_scheduler_hook = None
+
+    @property
+    def waiting_queue(self) -> list[Request]:
+        return self.waiting
 
     @property
     def device_module(self) -> Any:

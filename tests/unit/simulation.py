@@ -17,6 +17,7 @@ from zos_sglang.overlap.isolation import PinRing
 from zos_sglang.overlap.launch import Launcher
 from zos_sglang.overlap.result_queue import ResultQueue
 from zos_sglang.overlap.streams import Streams
+from zos_sglang.overlap.watch import OFF, Watch
 from zos_sglang.upstream.runtime import Runtime
 
 DEFAULT = Limits()
@@ -64,6 +65,7 @@ class World:
     guard: Callable[..., Any] | None = None
     queues: list[WatchedQueue] = field(default_factory=list)
     in_flight_at_switch: list[int] = field(default_factory=list)
+    watch: Watch = OFF
 
     def run(self) -> World:
         mode, skip, scheduler = self.scenario.mode, False, self.scheduler
@@ -74,6 +76,7 @@ class World:
             scheduler.result_queue, scheduler.enable_skip_finishing_decode = queue, True
             guard = self.guard or make_guard(self.scenario.rule, dp_attention=False, sync=mode == "sync")
             loop = EventLoop(self.port, self.launcher, queue, guard, self.account, sync=mode == "sync")
+            loop.watch = self.launcher.watch = self.watch
             asked: list[str] = []
 
             def switch(to: str, loop: EventLoop = loop, asked: list[str] = asked) -> None:

@@ -253,8 +253,8 @@ def test_streams_that_share_a_handle_are_warned_about(caplog):
 def test_the_probe_times_the_models_forward_until_off(monkeypatch):
     script: Script = {1: [("submit", s) for s in specs(2)], 6: [("switch", "off")]}
     runtime, scheduler = start(script, probe=True)
-    forward = SimpleNamespace(forward=lambda batch: "logits")
-    scheduler.tp_worker.model_runner = forward
+    model = scheduler.tp_worker.model_runner.forward
+    scheduler.tp_worker.model_runner.forward = lambda batch, *info: model(batch, *info) if info else "logits"
     reports = []
     monkeypatch.setattr(
         "zos_sglang.upstream.hooks.restore", lambda: reports.append(runtime.report()["probe"]) or []

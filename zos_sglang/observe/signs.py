@@ -22,7 +22,7 @@ from zos_sglang.observe.summary import distribution, tpot
 ENOUGH = 32
 #: Expectations that differ by less than this share of the larger cannot be told apart.
 APART = 0.1
-#: A device that takes a time for every step cannot give two results within this share of it: the first was held.
+#: Two results within this share of the device's time for a step: the first one was held back.
 HELD = 0.75
 #: Share of such gaps from which on output comes in bursts; fewer are results that the host picked up late.
 OFTEN = 0.25
@@ -93,11 +93,12 @@ def judge(records: np.ndarray, known: Mapping[tuple[int, int], Step] | None = No
 def delivery(records: np.ndarray, gpu_us: float | None = None) -> Delivery:
     """Tell output in bursts from a device that is slow, over the same steps as `judge`.
 
-    Bursts: many outputs follow the one before sooner than the device can do a step, so that one was held back. A
-    loop that is one step ahead then launches in bursts, too; that the device's steps (the lower quartile of its
-    samples) are longer tells this from steps that differ. Or, whatever the device's time: the times between
-    outputs spread (P99 - P50) over more than half a launch interval although launches are even (spread below a
-    quarter of P50). Slow device: both are even, and the interval is the device's time.
+    Bursts: many outputs follow the one before sooner than the device can do a step, so that one was held
+    back. (A loop that is one step ahead then launches in bursts, too. That the device's steps are all
+    longer, by the lower quartile of its samples, tells this from steps that differ.) Or, whatever the
+    device's time: the times between outputs spread (P99 - P50) over more than half a launch interval
+    although launches are even (spread below a quarter of P50). Slow device: both are even, and the interval
+    is the device's time.
     """
     before, after = _alike(records)
     launches = distribution(after["t_forward"] - before["t_forward"])

@@ -14,10 +14,11 @@ from enum import Enum
 from typing import Any
 
 from zos_sglang.overlap.account import Account
-from zos_sglang.overlap.guards import GUARD_FAILED, OverlapDecision
+from zos_sglang.overlap.guards import GUARD_FAILED, OverlapDecision, Reason
 from zos_sglang.overlap.launch import Launcher
 from zos_sglang.overlap.protocols import Batch, Lane, SchedulerPort
 from zos_sglang.overlap.result_queue import ResultQueue
+from zos_sglang.overlap.watch import OFF, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ class EventLoop:
         self.lane = lane
         self.sync = sync
         self.switch_requested = False
+        #: Told of every step.
+        self.watch: Watch = OFF
         #: What the loop is doing, for the stall detector; `beat` grows with every iteration.
         self.phase = "start"
         self.beat = 0
@@ -77,6 +80,7 @@ class EventLoop:
         """
         port, lane = self.port, self.lane
         while not port.exiting():
+            self.watch.begin()
             if lane is not None and lane.is_open:
                 if self._ride(lane):
                     self.beat += 1
@@ -87,6 +91,7 @@ class EventLoop:
             skip_intake = False
             if port.paused():
                 self.phase = "paused"
+                self.watch.paused()
                 port.note_paused()
             else:
                 # Between intakes a last batch always has its result in the queue, also in mode `sync`:
@@ -94,11 +99,13 @@ class EventLoop:
                 if self.sync or self.switch_requested:
                     self.process_down_to(0)
                 if self.switch_requested:
+                    self.watch.end()
                     return Ended.SWITCH
                 port.last_batch = self.step(port.last_batch)
                 if lane is not None:
                     lane.settle()
                 port.end_of_step()
+                self.watch.end()
             self.beat += 1
         if lane is not None:
             lane.shut()
@@ -111,27 +118,35 @@ class EventLoop:
         result = lane.ride()
         if result is None:
             return False
-        self._queue(batch, result)
+        self.launches += 1
+        self.account.decided(self.launches, Reason.OVERLAPPED)
+        self._queue(batch, result, True)
         self.process_down_to(1)
         lane.settle()
         self.port.end_of_step()
+        self.watch.end()
         return True
 
     def step(self, last: Batch | None) -> Batch | None:
         """Select, decide, launch, process. Returns the batch that is now in flight, or None."""
         port = self.port
         self.phase = "select"
+        self.watch.selecting()
         batch: Batch | None = port.select()
         if batch is None:
             port.note_no_batch()
             self.process_down_to(0)
+            self.watch.idle()
             if last is None:
                 self.phase = "idle"
                 port.idle()
         else:
-            if not self._decide(batch).overlap:
+            decision = self._decide(batch)
+            if not decision.overlap:
                 self.process_down_to(0)
                 port.between()
+            queue = self.queue
+            self.watch.launching(batch, decision.reason, len(queue), queue[0][1] if queue else None)
             result = self._launch(batch)
             self.process_down_to(1)
             self.phase = "sample"
@@ -142,7 +157,11 @@ class EventLoop:
         """Process the oldest results until `left` are in flight."""
         while len(self.queue) > left:
             self.phase = "process"
-            self.port.process(*self.queue.popleft())
+            batch, result = self.queue.popleft()
+            watch = self.watch
+            watch.processing(result)
+            self.port.process(batch, result)
+            watch.processed()
 
     def _decide(self, batch: Batch) -> OverlapDecision:
         pending = self.queue[0][0] if self.queue else None
@@ -163,14 +182,17 @@ class EventLoop:
         result = None
         if self.lane is not None:
             result = self.lane.enter(batch, self.queue[0][0] if self.queue else None)
+        resident = result is not None
         if result is None:
             launcher = self.launcher
             result = launcher.launch(batch)
             barrier = launcher.streams.war_barrier(launcher.device.take_read_done())
             self.account.passed(barrier.value)
-        self._queue(batch, result)
+            self.watch.barrier(barrier)
+        self._queue(batch, result, resident)
         return result
 
-    def _queue(self, batch: Batch, result: Any) -> None:
+    def _queue(self, batch: Batch, result: Any, resident: bool) -> None:
+        self.watch.launched(batch, result, resident)
         self.account.launched(batch)
         self.queue.append((self.snapshot(batch), result))

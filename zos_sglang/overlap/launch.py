@@ -10,6 +10,7 @@ from zos_sglang.overlap.isolation import PinRing, isolate
 from zos_sglang.overlap.protocols import Batch, Device, SchedulerPort
 from zos_sglang.overlap.row_ledger import RowLedgerError
 from zos_sglang.overlap.streams import Streams
+from zos_sglang.overlap.watch import OFF, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ class Launcher:
         self.pins = pins
         self.account = account
         self.own = own
+        #: Told of every step.
+        self.watch: Watch = OFF
         self._forward_entered = False
 
     def launch(self, batch: Batch) -> Any:
@@ -93,6 +96,7 @@ class Launcher:
         if sample is None:
             return
         self.account.passed("delayed-sampling")
+        self.watch.depending()
         with self.device.forward_context():
             # The mask was filled on the schedule stream after the result before was processed.
             self.streams.forward_waits_for_schedule()
@@ -100,8 +104,12 @@ class Launcher:
             self.device.relay(batch, result.future_indices, result)
             self._readback(batch, result)
         self.device.release_sample(result)
+        self.watch.depended()
 
     def _readback(self, batch: Batch, result: Any) -> None:
+        watch = self.watch
+        watch.reading_back()
         self.streams.copy_waits_for_forward()
         with self.device.copy_context():
             self.device.readback(batch, result)
+        watch.read_back()

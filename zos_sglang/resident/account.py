@@ -15,7 +15,8 @@ class LaneAccount:
     `decode_steps` are all of mode `resident`, inside the lane and outside. `row_steps` are lane steps times
     rows; `wasted_row_steps` of them sampled a token for a request that had ended already. `h2d_copies` are
     copies from the host to the device while the lane was open; what loading a batch copies is not among
-    them. `floors` are measurements on request: batch size, mean length, microseconds.
+    them. `floors` are measurements on request: batch size, mean length, microseconds. `refusal` and
+    `departure` are the last ones that no launch has followed yet; who records launches takes them away.
     """
 
     opened: int = 0
@@ -31,6 +32,8 @@ class LaneAccount:
     refused: dict[Refusal, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
     left: dict[Departure, int] = field(default_factory=lambda: dict.fromkeys(Departure, 0))
     floors: list[dict[str, float]] = field(default_factory=list)
+    refusal: Refusal | None = None
+    departure: Departure | None = None
 
     def report(self) -> dict[str, Any]:
         """Plain numbers for `/server_info`; reasons that never occurred are left out."""

@@ -18,7 +18,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from zos_sglang.overlap.guards import Reason
 from zos_sglang.overlap.row_ledger import RowLedgerError
+from zos_sglang.overlap.watch import OFF, Watch
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Departure, Refusal
 from zos_sglang.resident.executor import Executor
@@ -49,6 +51,8 @@ class Lane:
         self.readback = readback
         self.account = account
         self.window_steps = window
+        #: Told of every step.
+        self.watch: Watch = OFF
         self.batch: Any = None
         self.table: RowTable | None = None
         self.window: Window | None = None
@@ -78,6 +82,7 @@ class Lane:
             return self._open(batch, table, pending)
         if refusal is not None and refusal is not Refusal.NOT_DECODE:
             self.account.refused[refusal] += 1
+            self.account.refusal = refusal
             self.account.decode_steps += 1
         return None
 
@@ -149,6 +154,7 @@ class Lane:
             self.close(Departure.POOL_FULL)
             return None
         port.selected_again()
+        self.watch.launching(self.batch, Reason.OVERLAPPED, 1, None)
         return self._advance()
 
     def _advance(self) -> Any:
@@ -194,7 +200,10 @@ class Lane:
         table = self.table
         assert table is not None
         rows = len(table)
+        watch = self.watch
+        watch.reading_back()
         tokens, arrived = self.readback.queue(rows)
+        watch.read_back()
         self.launched += 1
         self.account.steps += 1
         self.account.decode_steps += 1
@@ -249,6 +258,7 @@ class Lane:
         port.write_back(batch, table, self.launched - 1)
         self.batch = self.table = self.window = None
         self.account.left[reason] += 1
+        self.account.departure = reason
 
     @property
     def is_sound(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from zos_sglang.modes import mode_from_code
 from zos_sglang.upstream import hooks
+from zos_sglang.upstream.record_handlers import record_handlers
 from zos_sglang.upstream.runtime import runtime
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,13 @@ def around_event_loop_overlap(original: Callable[..., Any], scheduler: Any) -> A
     return runtime.run(original, scheduler)
 
 
+def around_event_loop_normal(original: Callable[..., Any], scheduler: Any) -> Any:
+    """SGLang's loop without overlap, as it is; we only watch."""
+    if runtime.settings.mode in (None, "off"):
+        return original(scheduler)
+    return runtime.watch_only(original, scheduler)
+
+
 def around_create_future_map(
     original: Callable[..., Any], algorithm: Any, device: Any, pool: Any, *args: Any, **kwargs: Any
 ) -> Any:
@@ -59,6 +67,11 @@ def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str
     def validate_mode(key: str, value: Any) -> None:
         if runtime.scheduler is None:
             raise UpdateRejected(f"{key}: this server does not run an event loop of zos-sglang.")
+        if runtime.mode == "normal":
+            raise UpdateRejected(
+                f"{key}: this server runs SGLang's loop without overlap (--disable-overlap-schedule, or a "
+                f"feature that turned overlap off), where zos-sglang only watches."
+            )
         if mode_from_code(value) is None:
             raise UpdateRejected(f"{key}: {value} is no mode.")
 
@@ -90,6 +103,7 @@ def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str
         "zos_mode": _UpdateHandler(validate_mode, apply_mode),
         "zos_probe_reset": _UpdateHandler(validate_reset, apply_reset),
         "zos_floor": _UpdateHandler(validate_floor, apply_floor),
+        **record_handlers(runtime),
     }
 
 

@@ -6,12 +6,14 @@ request keeps for as long as it runs: they stay where they are when batches chan
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from sglang.srt.managers.overlap_utils import FutureMap as UpstreamFutureMap
 from sglang.srt.managers.overlap_utils import resolve_forward_inputs
 
 from zos_sglang.overlap.row_ledger import RowLedger
+from zos_sglang.overlap.watch import OFF, Watch
 from zos_sglang.upstream.runtime import runtime
 
 
@@ -22,6 +24,8 @@ class FutureMap(UpstreamFutureMap):
     """
 
     ledger: RowLedger | None = None
+    #: Told of how long the scheduler's thread waits here.
+    watch: Watch = OFF
 
     def __init__(
         self,
@@ -47,6 +51,15 @@ class FutureMap(UpstreamFutureMap):
             if rows is not None:
                 self.ledger.read(*self._owners(rows))
         resolve_forward_inputs(batch, self)
+
+    def resolve_seq_lens_cpu(self, batch: Any, stream_ordered: bool = False) -> None:
+        draft = batch.spec_info
+        if not self.needs_cpu_seq_lens or draft is None or draft.future_indices is None:
+            super().resolve_seq_lens_cpu(batch, stream_ordered)
+            return
+        begun = time.perf_counter_ns()
+        super().resolve_seq_lens_cpu(batch, stream_ordered)
+        self.watch.blocked("host-lengths", time.perf_counter_ns() - begun)
 
     def stash(self, future_indices: Any, payload: Any) -> None:
         super().stash(future_indices, payload)

@@ -72,6 +72,13 @@ HOOKS: tuple[Hook, ...] = (
         "upstream lets a plugin provide the event loop",
     ),
     Hook(
+        f"{_SCHEDULER}.event_loop_normal",
+        "around",
+        f"{_HERE}.entry.around_event_loop_normal",
+        "records of the steps of a server without overlap; the loop itself is SGLang's own",
+        "upstream records its steps",
+    ),
+    Hook(
         "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_future_map",
         "around",
         f"{_HERE}.entry.around_create_future_map",
@@ -113,6 +120,22 @@ HOOKS: tuple[Hook, ...] = (
         "zos_sglang.overlap.launch.Launcher.launch",
         "the launch without the work that a plain overlapped step does not need",
         "upstream's launch costs no more",
+    ),
+    Hook(
+        f"{_SCHEDULER}.get_next_batch_to_run",
+        "mirror",
+        f"{_HERE}.watch_stock.StockWatch",
+        "called by our loop at upstream's place; in SGLang's own loops it marks the selection",
+        "never: part of the loop that we own",
+        called=True,
+    ),
+    Hook(
+        f"{_SCHEDULER}._record_scheduler_state_for_paused_engine",
+        "mirror",
+        f"{_HERE}.watch_stock.StockWatch",
+        "called by our loop at upstream's place; in SGLang's own loops it marks a pause",
+        "never: part of the loop that we own",
+        called=True,
     ),
     Hook(
         f"{_SCHEDULER}._forward_isolation",
@@ -236,6 +259,9 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
     "0.5.23": {
         "sglang.srt.managers.scheduler.Scheduler.run_event_loop": "4448b21e2546bcfa",
         "sglang.srt.managers.scheduler.Scheduler.event_loop_overlap": "f73dae426d07e353",
+        "sglang.srt.managers.scheduler.Scheduler.event_loop_normal": "7c8e84584266cf71",
+        "sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run": "2776f8b518c5c4ac",
+        "sglang.srt.managers.scheduler.Scheduler._record_scheduler_state_for_paused_engine": "0436b24e426187f5",
         "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_future_map": "ff373760637e4d28",
         "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController._update_handlers": "4e930c5b095fb16b",
         "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state": "d7f0f2d88fb2cf14",

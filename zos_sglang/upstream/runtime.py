@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import zmq
 
@@ -29,14 +29,12 @@ from zos_sglang.overlap.streams import Streams
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.settings import Settings
+from zos_sglang.upstream.stock_bridge import SwitchMode, bridge_into_stock, leave_stock
+from zos_sglang.upstream.unobserved import Unobserved, observe
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.001
-
-
-class SwitchMode(Exception):
-    """Leaves upstream's loop at a step boundary; nothing of the step has happened yet."""
 
 
 class Runtime:
@@ -46,11 +44,13 @@ class Runtime:
         self.settings = Settings.load({})
         self.account = Account()
         self.lane_account = LaneAccount()
-        self.mode: Mode = "off"
+        #: "normal": SGLang's loop without overlap, which is only watched.
+        self.mode: Mode | Literal["normal"] = "off"
         self.pending: Mode | None = None
         self.scheduler: Any = None
         self.loop: EventLoop | None = None
         self.probe: Any = None
+        self.observation: Any = Unobserved()
         self._stall: StallDetector | None = None
         self._launcher: Launcher | None = None
         self._lane: Any = None
@@ -67,21 +67,24 @@ class Runtime:
         except Exception:
             logger.exception("zos-sglang: could not attach to the scheduler; stock SGLang runs")
             self.scheduler = None
+            self.observation.close()
             stock_loop(scheduler)
             return
-        with DynamicGradMode():
-            fresh = True
-            while True:
-                ended = self._run_mode(stock_loop, scheduler, fresh)
-                if ended is Ended.EXIT:
-                    break
-                fresh = False
-                logger.info("zos-sglang: mode %s -> %s", self.mode, self.pending)
-                self.mode, self.pending = self.pending or self.mode, None
-                self.account.passed("mode-switches")
-            if self.mode != "off":
-                self.drain_for_exit()
-                self._stop_stall_detector()
+        try:
+            with DynamicGradMode():
+                self._run_modes(stock_loop, scheduler)
+        finally:
+            self.observation.close()
+
+    def watch_only(self, loop: Callable[[Any], None], scheduler: Any) -> None:
+        """Run SGLang's loop without overlap, watched: nothing of it is changed, and it cannot be switched."""
+        self.scheduler, self.mode = scheduler, "normal"
+        self.observation = observe(scheduler, self.settings, self.lane_account)
+        self.observation.enter(self.mode, "normal")
+        try:
+            loop(scheduler)
+        finally:
+            self.observation.close()
 
     def attach(self, scheduler: Any) -> None:
         """Build the core over a scheduler and start watching it."""
@@ -116,6 +119,10 @@ class Runtime:
         self._make_lane = partial(self._build_lane, Parts(scheduler, device, streams, pins))
         if self.settings.probe:
             self._install_probe(scheduler)
+        self.observation = observe(scheduler, self.settings, self.lane_account)
+        self.observation.place("launcher", self._launcher)
+        if device.own_map:
+            self.observation.place("future map", scheduler.future_map)
         self._start_stall_detector()
 
     def request(self, mode: Mode) -> None:
@@ -126,9 +133,20 @@ class Runtime:
         if self.loop is not None:
             self.loop.switch_requested = True
         else:
-            self.scheduler.get_next_batch_to_run = _leave_stock
+            self.scheduler.get_next_batch_to_run = leave_stock
 
     # ------------------------------------------------------------ modes
+
+    def _run_modes(self, stock_loop: Callable[[Any], None], scheduler: Any) -> None:
+        fresh = True
+        while self._run_mode(stock_loop, scheduler, fresh) is not Ended.EXIT:
+            fresh = False
+            logger.info("zos-sglang: mode %s -> %s", self.mode, self.pending)
+            self.mode, self.pending = self.pending or self.mode, None
+            self.account.passed("mode-switches")
+        if self.mode != "off":
+            self.drain_for_exit()
+            self._stop_stall_detector()
 
     def _run_mode(self, stock_loop: Callable[[Any], None], scheduler: Any, fresh: bool) -> Ended:
         if self.mode in ("off", "stock"):
@@ -157,10 +175,14 @@ class Runtime:
             lane=self._lane if self.mode == "resident" else None,
             sync=sync,
         )
+        self.observation.enter(self.mode, "ours")
+        self.observation.place("loop", self.loop)
         try:
             return self.loop.run(skip_intake)
         finally:
             self.loop = None
+            self.observation.place("loop", None)
+            self.observation.leave()
 
     def _build_lane(self, parts: Any) -> Any:
         """The lane, or None where it cannot be had: mode `resident` is then mode `overlap`."""
@@ -184,6 +206,9 @@ class Runtime:
         if self.probe is not None and lane.executor.graphs:
             executor: Any = lane.executor  # its steps do not go through the runner's forward
             executor.step = self.probe.wrap_step(executor.step, lambda: executor.rows)
+        self.observation.place("lane", lane)
+        if lane.executor.graphs:
+            self.observation.place_forward("lane step", lane.executor, "step")
         return lane
 
     def time_floor(self, replays: int) -> None:
@@ -197,7 +222,9 @@ class Runtime:
 
     def _run_stock(self, stock_loop: Callable[[Any], None], scheduler: Any) -> Ended:
         if scheduler.last_batch is not None:
-            _bridge_into_stock(scheduler)
+            bridge_into_stock(scheduler)
+        if self.mode != "off":
+            self.observation.enter(self.mode, "stock")
         try:
             stock_loop(scheduler)
         except SwitchMode:
@@ -205,6 +232,8 @@ class Runtime:
             while scheduler.result_queue:
                 scheduler.process_batch_result(*scheduler.result_queue.popleft())
             return Ended.SWITCH
+        finally:
+            self.observation.leave()
         return Ended.EXIT
 
     def _let_go(self, scheduler: Any) -> None:
@@ -214,9 +243,12 @@ class Runtime:
         from zos_sglang.upstream import hooks
         from zos_sglang.upstream.future_map import FutureMap
 
+        self.observation.close()
+        self.observation = Unobserved()
         failed = hooks.restore()
         if type(scheduler.future_map) is FutureMap:
-            scheduler.future_map.__dict__.pop("ledger", None)
+            for ours in ("ledger", "watch"):
+                scheduler.future_map.__dict__.pop(ours, None)
             scheduler.future_map.__class__ = UpstreamFutureMap
         if self.probe is not None:
             scheduler.tp_worker.model_runner.__dict__.pop("forward", None)
@@ -282,12 +314,13 @@ class Runtime:
             "prefill_rule": self.prefill_rule().value,
             "own_launch": bool(self._launcher and self._launcher.own),
             "streams": {
-                name: getattr(getattr(streams, name), "cuda_stream", None)
+                name: getattr(getattr(streams, name, None), "cuda_stream", None)
                 for name in ("schedule", "forward", "copy")
             },
             **self.account.report(),
             "lane": self.lane_account.report(),
             "floor": self.lane_account.floors,
+            "steps": self.observation.report(),
         }
         if self.probe is not None:
             out["probe"] = self.probe.report()
@@ -357,37 +390,6 @@ def _flag(name: str) -> bool:
     from sglang.srt.environ import envs
 
     return bool(getattr(envs, name).get())
-
-
-def _leave_stock(*_: Any, **__: Any) -> Any:
-    raise SwitchMode
-
-
-def _bridge_into_stock(scheduler: Any) -> None:
-    """Let upstream's loop continue behind a batch whose result is processed already.
-
-    That loop takes for granted that a last batch has its result in the queue, and it starts with an
-    empty queue. So its first intake is replaced by one launch through upstream's own calls, after
-    which both hold; the intake of this iteration has happened before the switch.
-    """
-
-    def first_intake(*_: Any, **__: Any) -> list[Any]:
-        del scheduler.ingest_requests
-        plan = scheduler.get_next_batch_to_run(
-            running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
-        )
-        scheduler.running_batch, batch = plan.running_batch, plan.batch_to_run
-        scheduler.cur_batch_for_debug = batch
-        if batch is not None:
-            result = scheduler.run_batch(batch)
-            scheduler._apply_war_barrier()
-            scheduler.result_queue.append((batch.copy(), result))
-            if scheduler.is_generation:
-                scheduler.launch_batch_sample_if_needed(result, batch)
-        scheduler.last_batch = batch
-        return []
-
-    scheduler.ingest_requests = first_intake
 
 
 runtime = Runtime()

@@ -1,0 +1,52 @@
+"""What /set_internal_state can change about step records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zos_sglang.observe.record import KEPT
+
+#: Most decode steps over which `zos_record_cost` alternates.
+MOST_STEPS = 1_000_000
+
+
+def record_handlers(runtime: Any) -> dict[str, Any]:
+    """Update handlers by key, for `SchedulerInternalStateController._update_handlers`."""
+    from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected, _UpdateHandler
+
+    def handler(
+        least: int, most: int, apply: Callable[[int], None], needs: str = "can_record", why: str = ""
+    ) -> _UpdateHandler:
+        def validate(key: str, value: Any) -> None:
+            if not runtime.observation.can_record:
+                raise UpdateRejected(f"{key}: this server records no steps.")
+            if not getattr(runtime.observation, needs):
+                raise UpdateRejected(f"{key}: {why}")
+            if not least <= value <= most or value != int(value):
+                raise UpdateRejected(f"{key}: a whole number from {least} to {most}.")
+
+        return _UpdateHandler(validate, lambda key, value: apply(int(value)))
+
+    def shown(steps: int) -> None:
+        runtime.observation.reported = steps
+
+    def measure(steps: int) -> None:
+        runtime.observation.measure_cost(steps)
+
+    def detail(on: int) -> None:
+        runtime.observation.recorder.detail = bool(on)
+
+    return {
+        "zos_record": handler(0, 1, lambda on: runtime.observation.record(bool(on))),
+        "zos_record_detail": handler(0, 1, detail),
+        "zos_record_reset": handler(1, 1, lambda _: runtime.observation.recorder.reset()),
+        "zos_report_steps": handler(0, KEPT, shown),
+        "zos_record_cost": handler(
+            1,
+            MOST_STEPS,
+            measure,
+            "can_measure_cost",
+            "needs mode sync, overlap or resident, with recording on.",
+        ),
+    }

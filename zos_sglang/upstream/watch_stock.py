@@ -1,0 +1,200 @@
+"""Watches loops that are SGLang's own (0.5.23), through attributes that stand on the scheduler meanwhile.
+
+Those loops call everything by `self.`, so an attribute of the object is called in place of the method, and
+whatever another plugin made of the method is called by ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zos_sglang.overlap.guards import Reason
+from zos_sglang.overlap.watch import OFF, Watch
+
+_ABSENT = object()
+
+
+class Stand:
+    """One attribute of an object, replaced for a while."""
+
+    def __init__(self, owner: Any, name: str, replacement: Any) -> None:
+        self.owner, self.name, self.replacement = owner, name, replacement
+        self.before = vars(owner).get(name, _ABSENT)
+        setattr(owner, name, replacement)
+
+    def remove(self) -> None:
+        """Put back what stood there; leaves alone what somebody else has put there since."""
+        if vars(self.owner).get(self.name, self.replacement) is not self.replacement:
+            return
+        if self.before is _ABSENT:
+            vars(self.owner).pop(self.name, None)
+        else:
+            setattr(self.owner, self.name, self.before)
+
+
+class StockWatch:
+    """Stamps the steps of `event_loop_overlap`, or of `event_loop_normal` where `normal`.
+
+    The end of an iteration is not called by a name of its own. It is taken to be the call that comes last:
+    delayed sampling, in the loop without overlap the processing, and for embeddings the next selection.
+    """
+
+    def __init__(self, scheduler: Any, *, normal: bool = False) -> None:
+        self.scheduler = scheduler
+        self.normal = normal
+        self.watch: Watch = OFF
+        self._stands: list[Stand] = []
+        self._ends_at_select = not normal and not scheduler.is_generation
+        self._held_back = self._nothing = False
+
+    @property
+    def installed(self) -> bool:
+        return bool(self._stands)
+
+    def install(self, watch: Watch) -> None:
+        """From here on `watch` sees every step. Between two iterations, or while one takes in requests."""
+        self.watch = watch
+        wrappers: dict[str, Callable[[Any], Any]] = {
+            "get_next_batch_to_run": self._select,
+            "run_batch": self._launch,
+            "process_batch_result": self._process,
+            "_record_scheduler_state_for_paused_engine": self._pause,
+        }
+        if not self.normal:
+            wrappers["_copy_result_to_cpu"] = self._read_back
+            wrappers["launch_batch_sample_if_needed"] = self._sample
+        for name, wrap in wrappers.items():
+            original = getattr(self.scheduler, name)
+            self._stands.append(Stand(self.scheduler, name, wrap(original)))
+        watch.begin()
+
+    def remove(self) -> None:
+        """Leave nothing behind. Once or more often."""
+        self.watch = OFF
+        for stand in reversed(self._stands):
+            stand.remove()
+        self._stands.clear()
+
+    # ------------------------------------------------------------ the wrappers
+
+    def _select(self, select: Callable[..., Any]) -> Callable[..., Any]:
+        def selecting(*args: Any, **kwargs: Any) -> Any:
+            if self._ends_at_select:
+                self._end()
+            self._held_back = False
+            self.watch.selecting()
+            plan = select(*args, **kwargs)
+            self._nothing = plan.batch_to_run is None
+            if self._nothing and self.normal:
+                self._end()
+            return plan
+
+        return selecting
+
+    def _launch(self, launch: Callable[..., Any]) -> Callable[..., Any]:
+        def launching(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            queue = () if self.normal else self.scheduler.result_queue
+            pending = queue[0][1] if queue else None
+            self.watch.launching(batch, self._reason(batch, pending), len(queue), pending)
+            result = launch(batch, *args, **kwargs)
+            self.watch.launched(batch, result, False)
+            return result
+
+        return launching
+
+    def _reason(self, batch: Any, pending: Any) -> Reason:
+        if self.normal:
+            return Reason.OVERLAP_OFF
+        if not self._held_back:
+            return Reason.NOTHING_PENDING if pending is None else Reason.OVERLAPPED
+        # Upstream does not say why. It has two rules; the first one needs two prefills in a row.
+        last = self.scheduler.last_batch
+        if self.scheduler.require_mlp_sync:
+            twice = batch.is_extend_in_batch and last is not None and last.is_extend_in_batch
+        else:
+            twice = batch.forward_mode.is_extend() and last is not None and last.forward_mode.is_extend()
+        return Reason.CONSECUTIVE_PREFILL if twice else Reason.GRAMMAR_SYNC
+
+    def _process(self, process: Callable[..., Any]) -> Callable[..., Any]:
+        def processing(batch: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
+            self.watch.processing(result)
+            done = process(batch, result, *args, **kwargs)
+            self.watch.processed()
+            self._held_back = True
+            if self.normal:
+                self._end()
+            return done
+
+        return processing
+
+    def _read_back(self, read_back: Callable[..., Any]) -> Callable[..., Any]:
+        def reading_back(*args: Any, **kwargs: Any) -> Any:
+            self.watch.reading_back()
+            done = read_back(*args, **kwargs)
+            self.watch.read_back()
+            return done
+
+        return reading_back
+
+    def _sample(self, sample: Callable[..., Any]) -> Callable[..., Any]:
+        def sampling(result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            delayed = result is not None and result.delay_sample_func is not None
+            if delayed:
+                self.watch.depending()
+            done = sample(result, batch, *args, **kwargs)
+            if delayed:
+                self.watch.depended()
+            self._end()
+            return done
+
+        return sampling
+
+    def _pause(self, note: Callable[..., Any]) -> Callable[..., Any]:
+        def pausing(*args: Any, **kwargs: Any) -> Any:
+            self.watch.paused()
+            done = note(*args, **kwargs)
+            self.watch.begin()
+            return done
+
+        return pausing
+
+    def _end(self) -> None:
+        if self._nothing:
+            self.watch.idle()
+            self._nothing = False
+        self.watch.end()
+        self.watch.begin()
+
+
+class ForwardWatch:
+    """In place of a callable that runs the model: says when, and on request what it took of the thread's CPU.
+
+    Args:
+        owner, name: whose attribute it is.
+        clock: thread CPU clock, ns.
+    """
+
+    def __init__(self, owner: Any, name: str, clock: Callable[[], int]) -> None:
+        self.forward = getattr(owner, name)
+        self.clock = clock
+        self.watch: Watch = OFF
+        #: Has `forward_cpu`, to which the CPU of each call is added; None: nobody asks.
+        self.meter: Any = None
+        self._stand = Stand(owner, name, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        watch, meter = self.watch, self.meter
+        watch.forwarding()
+        if meter is None:
+            done = self.forward(*args, **kwargs)
+        else:
+            begun = self.clock()
+            done = self.forward(*args, **kwargs)
+            meter.forward_cpu += self.clock() - begun
+        watch.forwarded()
+        return done
+
+    def remove(self) -> None:
+        self.watch, self.meter = OFF, None
+        self._stand.remove()

@@ -27,7 +27,7 @@ from tests.unit.virtual_gpu import EARLY, LATE
 from zos_sglang.observe.columns import from_columns, to_columns
 from zos_sglang.observe.names import AFTER_IDLE, DELAYED_SAMPLING, EMBEDDING, MIDDLE_CHUNK, PAUSED, code
 from zos_sglang.overlap.watch import OFF
-from zos_sglang.upstream import entry
+from zos_sglang.upstream import entry, overlap_off
 from zos_sglang.upstream.unobserved import Unobserved
 from zos_sglang.upstream.watch_stock import StockWatch
 
@@ -142,16 +142,20 @@ def test_embeddings_are_recorded_too() -> None:
     assert ((run.records["flags"] & EMBEDDING) > 0).all() and len(run.records) > 1
 
 
-def test_a_server_without_overlap_is_watched() -> None:
+def test_a_server_without_overlap_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     script = all_at_once()
     runtime, scheduler = start(script)
-    scheduler.enable_overlap = False
+    scheduler.enable_overlap, scheduler.server_args = False, "its arguments"
+    rule = overlap_off.RULES[next(iter(overlap_off.RULES))]
+    monkeypatch.setattr(overlap_off, "overlap_rules", {"its arguments": [rule]}.get)
     seen: list[Any] = []
     process = scheduler.process_batch_result
 
     def look(batch: Any, result: Any) -> None:
         process(batch, result)
-        seen.append((runtime.report()["steps"]["loop"], runtime.mode))
+        report = runtime.report()
+        seen.append((report["steps"]["loop"], runtime.mode))
+        assert report["overlap_off"] == [rule.as_json()]
 
     type(scheduler).process_batch_result, kept = look_at(look), type(scheduler).process_batch_result
     try:

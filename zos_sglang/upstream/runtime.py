@@ -304,6 +304,7 @@ class Runtime:
 
     def report(self) -> dict[str, Any]:
         """The block `zos` of `/server_info`."""
+        from zos_sglang.upstream.overlap_off import overlap_rules
         from zos_sglang.upstream.versions import installed
 
         streams = self._launcher.streams if self._launcher else None
@@ -322,6 +323,8 @@ class Runtime:
             "floor": self.lane_account.floors,
             "steps": self.observation.report(),
         }
+        if self.mode == "normal":
+            out["overlap_off"] = [rule.as_json() for rule in overlap_rules(self.scheduler.server_args)]
         if self.probe is not None:
             out["probe"] = self.probe.report()
         return out

@@ -98,6 +98,10 @@ class StockWatch:
             pending = queue[0][1] if queue else None
             self.watch.launching(batch, self._reason(batch, pending), len(queue), pending)
             result = launch(batch, *args, **kwargs)
+            if self.normal:
+                # No call of its own reads back there; for who times the device the forward ends here.
+                self.watch.reading_back()
+                self.watch.read_back()
             self.watch.launched(batch, result, False)
             return result
 

@@ -163,5 +163,5 @@ def test_reasons_are_closed():
         "grammar-sync",
         "mode-sync",
         "guard-failed",
-            "overlap-off",
+        "overlap-off",
     }

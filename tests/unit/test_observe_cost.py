@@ -1,0 +1,102 @@
+"""What watching costs a step by itself: a loop of nothing but its calls, in the order of an overlapped step.
+
+In a server the calls find the caches filled by everything else, and take longer; `zos_record_cost` says how
+long there. These limits hold whatever else the machine does: the best of many short runs counts.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.unit.recording import DECODE
+from zos_sglang.observe.record import Ring
+from zos_sglang.observe.recorder import Recorder
+from zos_sglang.overlap.guards import Reason
+from zos_sglang.overlap.streams import Barrier
+from zos_sglang.overlap.watch import OFF, Watch
+
+STEPS, RUNS = 500, 60
+
+
+class Event:
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None: ...
+
+
+class Result:
+    copy_done: Any = None
+
+
+def step(watch: Watch, pending: Result, event: Event, lane: bool) -> Result:
+    watch.begin()
+    if not lane:
+        watch.selecting()
+    watch.launching(None, Reason.OVERLAPPED, 1, None if lane else pending)
+    watch.forwarding()
+    watch.forwarded()
+    watch.reading_back()
+    watch.read_back()
+    if not lane:
+        watch.barrier(Barrier.FINE)
+    new = Result()
+    new.copy_done = event
+    watch.launched(None, new, lane)
+    watch.processing(pending)
+    pending.copy_done.synchronize()
+    watch.processed()
+    watch.end()
+    return new
+
+
+def nothing(pending: Result, event: Event) -> Result:
+    """What a step here does besides watching."""
+    new = Result()
+    new.copy_done = event
+    pending.copy_done.synchronize()
+    return new
+
+
+def best(call: Any) -> float:
+    """Microseconds of this thread's CPU a call."""
+    found = float("inf")
+    for _ in range(RUNS):
+        begun = time.thread_time_ns()
+        for _ in range(STEPS):
+            call()
+        found = min(found, (time.thread_time_ns() - begun) / STEPS / 1000)
+    return found
+
+
+def cost(watch: Watch, lane: bool) -> float:
+    event, last = Event(), [Result()]
+    last[0].copy_done = event
+
+    def watched() -> None:
+        last[0] = step(watch, last[0], event, lane)
+
+    def plain() -> None:
+        last[0] = nothing(last[0], event)
+
+    return best(watched) - best(plain)
+
+
+@pytest.mark.parametrize("lane", [False, True], ids=["overlap", "lane"])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["cpu", "gpu"])
+def test_a_recorded_step_costs_less_than_ten_microseconds(lane: bool, asynchronous: bool) -> None:
+    recorder = Recorder(Ring(), lambda *_: (16, 16, 0, DECODE, 0, 0, 0), asynchronous=asynchronous)
+    on = cost(recorder, lane)
+    print(f"\n{on:.2f} us a step")
+    assert recorder.faults == 0 and recorder.launches == STEPS * RUNS
+    assert on < 10
+
+
+@pytest.mark.parametrize("lane", [False, True], ids=["overlap", "lane"])
+def test_a_step_that_is_not_recorded_costs_less_than_a_microsecond(lane: bool) -> None:
+    off = cost(OFF, lane)
+    print(f"\n{off:.2f} us a step")
+    assert off < 1

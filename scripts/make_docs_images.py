@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Makes the pictures of docs/observability.md from real runs on this machine. About five minutes.
+"""Makes the pictures of docs/observability.md from real runs on this machine. About six minutes.
 
     python scripts/make_docs_images.py [--out docs/images] [--work FOLDER]
 
-Three real servers one after the other, with a tiny model and the virtual GPU of
+Four real servers one after the other, with a tiny model and the virtual GPU of
 `zos_sglang.testing.slow_device`: a step keeps the device for 15 ms, and selecting a batch takes 6 ms longer
 than it would. So overlap shows on a machine without a GPU, and the times are those of no real GPU.
 
@@ -252,12 +252,12 @@ def picture_of_metrics(prometheus: Prometheus, url: str, out: Path) -> None:
 
 def make(work: Path, out: Path) -> None:
     with browser() as page:
-        for mode in ("sync", "overlap"):
+        for mode in MODES:
             with server(work, mode, mode) as running:
                 traffic(running.url, 6)
                 steady(running.url, 80)
             pictures_of_report(page, work, mode, out)
-        with server(work, "resident", "sync") as running:
+        with server(work, "modes", "sync") as running:
             for mode in MODES:
                 picture_of_top(page, running.url, mode, out)
             if command := shutil.which("prometheus"):
@@ -268,8 +268,6 @@ def make(work: Path, out: Path) -> None:
                     prometheus.stop()
             else:
                 print("no Prometheus on this machine: metrics.png stays as it is")
-            steady(running.url, 80)
-        pictures_of_report(page, work, "resident", out)
 
 
 def main() -> None:

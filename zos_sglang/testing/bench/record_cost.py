@@ -1,0 +1,154 @@
+"""Command line of scripts/bench_record.py: what recording every step costs in a real server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from zos_sglang.testing.bench.client import BenchClient, BenchError, prompts
+from zos_sglang.testing.bench.record import provenance, write_json
+from zos_sglang.testing.bench.serve import SHAPES, TINY, Config, find_model
+from zos_sglang.testing.bench.stats import spread
+from zos_sglang.testing.models import ModelError
+from zos_sglang.testing.server import ServerFailed
+
+MODES = ("sync", "overlap", "resident")
+PROMPT, ANSWER = 16, 1000
+#: What recording should cost at most: microseconds a step, share of the scheduler's CPU.
+TARGET_US, TARGET_SHARE = 10.0, 0.02
+
+DESCRIPTION = """\
+Starts one server, sends it a steady batch, and lets it record and not record in turns of 16 steps, by live
+switch (`zos_record_cost`). Then the same with a trace, in a second server.
+
+  recording   median paired difference of the scheduler thread's CPU time a step, us, and what handing records
+              on takes a step on top of it (with a trace it is in the difference)
+  share       of the scheduler's CPU time a step without recording, the model's forward left out where it runs
+              on the same thread"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags."""
+    found = argparse.ArgumentParser(
+        prog="bench_record.py",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=DESCRIPTION,
+        epilog="Exit code: 0 measured, 2 could not run. It does not judge; what we aim at is printed.",
+    )
+    found.add_argument("--modes", type=_modes, default=("overlap", "resident"), help="(overlap,resident)")
+    found.add_argument("--batch", type=int, default=16, help="requests at once (16)")
+    found.add_argument("--steps", type=int, default=4000, help="steps of a measurement (4000)")
+    found.add_argument("--repeats", type=int, default=5, help="measurements a mode (5)")
+    found.add_argument(
+        "--trace", action=argparse.BooleanOptionalAction, default=True, help="with a trace, too"
+    )
+    found.add_argument("--model", default=TINY, help=f"{TINY}, {', '.join(SHAPES)} or a folder ({TINY})")
+    found.add_argument("--attention", help="triton or fa3 (triton on CUDA, torch_native on the CPU)")
+    found.add_argument("--cache", type=Path, default=Path(".cache"), help="where models are kept (.cache)")
+    found.add_argument("--start-timeout-s", type=float, default=420, help="for each server (420)")
+    found.add_argument("--out", type=Path, metavar="FILE", help="write the result there")
+    found.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; returns the exit code."""
+    args = parser().parse_args(argv)
+    result: dict[str, Any] = {**provenance("bench_record"), "batch": args.batch, "steps": args.steps}
+    try:
+        with tempfile.TemporaryDirectory() as work:
+            result["runs"] = list(_measure(args, Path(work)))
+    except (ServerFailed, BenchError, ModelError, httpx.HTTPError, OSError) as error:
+        print(f"bench_record: error: {error}", file=sys.stderr)
+        return 2
+    result["summary"] = summarise(result["runs"])
+    if args.out:
+        write_json(args.out, result)
+    if args.json:
+        print(json.dumps(result))
+    else:
+        _print(result["summary"])
+    return 0
+
+
+def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row a mode, with and without a trace: spreads over the measurements."""
+    kinds = dict.fromkeys((run["trace"], run["mode"]) for run in runs)
+    rows = []
+    for trace, mode in kinds:
+        costs = [run["cost"] for run in runs if (run["trace"], run["mode"]) == (trace, mode)]
+        total = [one["cost_us"] + one["flush_us"] for one in costs]
+        off = [one["off_us"] for one in costs]
+        rows.append(
+            {
+                "mode": mode,
+                "trace": trace,
+                "total_us": spread(total),
+                "cost_us": spread([one["cost_us"] for one in costs]),
+                "flush_us": spread([one["flush_us"] for one in costs]),
+                "off_us": spread(off),
+                "share": spread([us / without for us, without in zip(total, off, strict=True)], 4),
+            }
+        )
+    return rows
+
+
+def _measure(args: argparse.Namespace, work: Path) -> Iterator[dict[str, Any]]:
+    model = find_model(args.model, args.cache)
+    for trace in (False, True) if args.trace else (False,):
+        env = {"ZOS_PROBE": "0", **({"ZOS_TRACE": str(work / "trace.json")} if trace else {})}
+        config = Config(model, args.modes[0], args.attention, batches=(args.batch,), env=env)
+        with (
+            config.server(work / "server.log", args.start_timeout_s) as server,
+            BenchClient(server.url) as client,
+        ):
+            for repeat in range(args.repeats):
+                for mode in args.modes:
+                    client.switch(mode)
+                    cost = _cost(client, args.batch, args.steps)
+                    yield {"trace": trace, "repeat": repeat, "mode": mode, "cost": cost}
+                    print(f"  trace {trace}, repeat {repeat}, {mode}", file=sys.stderr, flush=True)
+
+
+def _cost(client: BenchClient, batch: int, steps: int) -> dict[str, Any]:
+    asked = prompts(batch, PROMPT, vocab=384)
+    client.wave(asked, 64)
+    client.post("/set_internal_state", {"server_args": {"zos_record_cost": steps}})
+    for _ in range(20 + 4 * steps // ANSWER):
+        client.wave(asked, ANSWER)
+        found = client.zos()["steps"]["cost"]
+        if found is None:
+            break
+        if not found["running"]:
+            return dict(found)
+    raise BenchError("the server does not measure what recording costs; its log says why")
+
+
+def _modes(text: str) -> tuple[str, ...]:
+    words = tuple(text.split(","))
+    if unknown := [word for word in words if word not in MODES]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(MODES)}")
+    return words
+
+
+def _print(rows: Sequence[dict[str, Any]]) -> None:
+    table = Table("mode", "trace", "recording us", "of it handing on", "without us", "share", title="a step")
+    for row in rows:
+        cells = [_range(row[name], 1) for name in ("total_us", "flush_us", "off_us")]
+        table.add_row(row["mode"], "yes" if row["trace"] else "no", *cells, _range(row["share"], 3))
+    console = Console() if sys.stdout.isatty() else Console(width=140)
+    console.print(table)
+    console.print(f"aimed at, without a trace: {TARGET_US:g} us and {TARGET_SHARE:.0%}")
+
+
+def _range(found: dict[str, float], digits: int) -> str:
+    return f"{found['median']:.{digits}f} ({found['min']:.{digits}f} to {found['max']:.{digits}f})"

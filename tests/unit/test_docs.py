@@ -81,7 +81,7 @@ def test_bodies_for_the_server_are_json_with_known_keys() -> None:
 
 def test_links_and_files_exist() -> None:
     assert [link for link in LOCAL if not (PAGE.parent / link).exists()] == []
-    files = re.findall(r"`((?:docs|scripts|zos_sglang)/[\w./-]+)`", TEXT)
+    files = re.findall(r"`((?:docs|scripts|tests|zos_sglang)/[\w./-]+)`", TEXT)
     assert files and [name for name in files if not (ROOT / name).exists()] == []
     assert "(docs/observability.md)" in README
     links = [link for link in re.findall(r"\]\(([^)#\s]+)\)", README) if "://" not in link]

@@ -26,8 +26,9 @@ from tests.unit.test_runtime import (
 from tests.unit.virtual_gpu import EARLY, LATE
 from zos_sglang.observe.columns import from_columns, to_columns
 from zos_sglang.observe.names import AFTER_IDLE, DELAYED_SAMPLING, EMBEDDING, MIDDLE_CHUNK, PAUSED, code
+from zos_sglang.observe.recorder import Recorder
 from zos_sglang.overlap.watch import OFF
-from zos_sglang.upstream import entry, overlap_off
+from zos_sglang.upstream import entry, overlap_off, runtime_observe
 from zos_sglang.upstream.unobserved import Unobserved
 from zos_sglang.upstream.watch_stock import StockWatch
 
@@ -403,14 +404,46 @@ def test_a_scheduler_that_cannot_be_observed_runs_all_the_same(
 ) -> None:
     run = Run(all_at_once())
     run.scheduler.metrics_reporter = None
-    from zos_sglang.upstream import runtime_observe
-
     monkeypatch.setattr(runtime_observe, "make_metrics", lambda scheduler: 1 / 0)
     scheduler_class = type(run.scheduler)
     run.scheduler.metrics_reporter = scheduler_class.metrics_reporter
     run.go()
     assert isinstance(run.runtime.observation, Unobserved)
     assert "steps cannot be recorded here" in caplog.text
+
+
+@pytest.mark.parametrize("call", ["enter", "leave", "close", "place"])
+def test_whatever_of_watching_fails_the_scheduler_runs_on(
+    call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    inside = {
+        "enter": (runtime_observe, "follow"),
+        "leave": (StockWatch, "remove"),
+        "close": (Recorder, "close"),
+        "place": (Recorder, "begin"),
+    }
+    run = Run(all_at_once(), "stock")
+    attach = run.runtime.attach
+
+    def attaching(scheduler: Any) -> None:
+        attach(scheduler)
+        owner, name = inside[call]
+        monkeypatch.setattr(owner, name, lambda *_, **__: 1 / 0)
+        run.runtime.observation.trace = Trace()
+
+    class Trace:
+        def close(self) -> None:
+            raise OSError("no space left")
+
+    run.runtime.attach = attaching  # type: ignore[method-assign]
+    run.go()
+    assert run.recorder.faults >= 1 and caplog.text.count("recording failed") == 1
+
+
+def test_a_report_that_fails_is_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(all_at_once()).go()
+    monkeypatch.setattr(runtime_observe, "make_block", lambda *_, **__: 1 / 0)
+    assert run.runtime.observation.report() is None
 
 
 # ---------------------------------------------------------------- reports and requests

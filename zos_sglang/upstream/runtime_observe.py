@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
 from typing import Any, Literal
 
 from sglang.srt.runtime_context import get_parallel
@@ -30,6 +33,21 @@ Loop = Literal["ours", "stock", "normal"]
 
 #: Steps in `/server_info` unless asked for otherwise.
 REPORTED = 64
+
+
+def harmless(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A fault of watching is logged, and the server goes on without; the call then gives None."""
+
+    @wraps(method)
+    def guarded(self: Observation, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception:
+            with suppress(Exception):
+                self.recorder.fault()
+            return None
+
+    return guarded
 
 
 class Observation:
@@ -88,6 +106,7 @@ class Observation:
 
     # ------------------------------------------------------------ places
 
+    @harmless
     def place(self, name: str, owner: Any) -> None:
         """An object whose `watch` is told of steps; None: it is no more."""
         if owner is None:
@@ -96,6 +115,7 @@ class Observation:
             self._places[name] = owner
             owner.watch = self.watch
 
+    @harmless
     def place_forward(self, name: str, owner: Any, attribute: str) -> None:
         """A callable that runs the model."""
         self._forwards[name] = (owner, attribute)
@@ -122,6 +142,7 @@ class Observation:
 
     # ------------------------------------------------------------ loops
 
+    @harmless
     def enter(self, mode: str, loop: Loop) -> None:
         """A loop begins to run in `mode`."""
         self.loop = loop
@@ -140,9 +161,11 @@ class Observation:
 
     def _watch_stock(self) -> None:
         assert self.stock is not None
-        self.stock.install(self.watch)
+        # In its place first: a fault on the way must find it there.
         self.place("stock", self.stock)
+        self.stock.install(self.watch)
 
+    @harmless
     def leave(self) -> None:
         """The loop has ended."""
         if self.cost is not None and self.cost.left:
@@ -153,6 +176,7 @@ class Observation:
             self.stock.remove()
             self.stock = None
 
+    @harmless
     def close(self) -> None:
         """Watch no more: complete the records, end the trace, leave nothing behind. Once or more often."""
         self.leave()
@@ -176,6 +200,7 @@ class Observation:
 
     # ------------------------------------------------------------ on request
 
+    @harmless
     def record(self, on: bool) -> None:
         """Begin to record, or stop. At any time that requests are taken in."""
         if on == (self.watch is not OFF):
@@ -191,6 +216,7 @@ class Observation:
         if self.stock is not None and not self.stock.installed and not leaving:
             self._watch_stock()
 
+    @harmless
     def measure_cost(self, steps: int) -> None:
         """Alternate between recording and not for so many steps. Needs `can_measure_cost`."""
         self._stop_cost()
@@ -213,6 +239,7 @@ class Observation:
     def _batch(self) -> tuple[int, int]:
         return self.recorder.mode, len(self.scheduler.running_batch.reqs)
 
+    @harmless
     def report(self) -> dict[str, Any]:
         """The block `steps` of `/server_info`."""
         cost = self.cost.report() if self.cost is not None else None

@@ -22,7 +22,6 @@ from zos_sglang.observe.summary import summarise
 from zos_sglang.observe.tools import report_page
 from zos_sglang.observe.trace_reader import Trace, read
 
-
 pytestmark = pytest.mark.server
 
 

@@ -20,7 +20,7 @@ def values(step: int) -> list[int]:
 def test_a_packed_record_is_a_record() -> None:
     assert PACK.size == STEP.itemsize == 192
     ring = Ring(4)
-    ring.write(3, *range(100, 100 + len(values(0)) - len(SMALL)), *range(len(SMALL)))
+    ring.write([3, *range(100, 100 + len(values(0)) - len(SMALL)), *range(len(SMALL))])
     (found,) = ring.since(2)
     assert [int(found[name]) for name in STEP.names or ()] == [3, *range(100, 123), *range(len(SMALL))]
 
@@ -28,7 +28,7 @@ def test_a_packed_record_is_a_record() -> None:
 def test_a_ring_keeps_the_last_records_in_order() -> None:
     ring = Ring(8)
     for step in range(1, 20):
-        ring.write(step, *values(step))
+        ring.write([step, *values(step)])
     assert ring.since(0)["step"].tolist() == list(range(12, 20))
     assert ring.since(17)["step"].tolist() == [18, 19]
     assert ring.last(3)["step"].tolist() == [17, 18, 19]
@@ -38,21 +38,21 @@ def test_a_ring_keeps_the_last_records_in_order() -> None:
 def test_a_step_that_was_not_written_is_missing_not_old() -> None:
     ring = Ring(4)
     for step in (1, 2, 3, 4, 5, 7):
-        ring.write(step, *values(step))
+        ring.write([step, *values(step)])
     assert ring.since(0)["step"].tolist() == [4, 5, 7]
 
 
 def test_records_written_out_of_order_come_in_order() -> None:
     ring = Ring(8)
     for step in (1, 3, 2):
-        ring.write(step, *values(step))
+        ring.write([step, *values(step)])
     assert ring.since(0)["step"].tolist() == [1, 2, 3]
 
 
 def test_only_the_step_that_is_meant_is_patched() -> None:
     ring = Ring(4)
     for step in range(1, 7):
-        ring.write(step, *values(step))
+        ring.write([step, *values(step)])
     assert ring.patch(5, "gpu", 77)
     assert not ring.patch(1, "gpu", 78)
     assert not ring.patch(0, "gpu", 79)
@@ -61,19 +61,19 @@ def test_only_the_step_that_is_meant_is_patched() -> None:
 
 def test_what_was_read_does_not_change_under_the_reader() -> None:
     ring = Ring(4)
-    ring.write(1, *values(1))
+    ring.write([1, *values(1)])
     found = ring.since(0)
-    ring.write(5, *values(5))
+    ring.write([5, *values(5)])
     assert found["step"].tolist() == [1]
 
 
 def test_a_cleared_ring_goes_on_numbering() -> None:
     ring = Ring(4)
     for step in (1, 2):
-        ring.write(step, *values(step))
+        ring.write([step, *values(step)])
     ring.clear()
     assert ring.since(0).size == 0
-    ring.write(3, *values(3))
+    ring.write([3, *values(3)])
     assert ring.since(0)["step"].tolist() == [3]
 
 

@@ -14,7 +14,7 @@ from tests.unit.recording import Clocks, Event, columns, launch, new_recorder, p
 from zos_sglang.observe.adjacent import pairs
 from zos_sglang.observe.names import AFTER_IDLE, DELAYED_SAMPLING, PAUSED
 from zos_sglang.observe.record import PACK, STEP, Ring
-from zos_sglang.observe.slot import FIELDS, write
+from zos_sglang.observe.slot import FIELDS
 from zos_sglang.observe.wait import WaitClock
 from zos_sglang.overlap.guards import Reason
 from zos_sglang.overlap.watch import OFF, Watch
@@ -49,7 +49,7 @@ def test_the_recorder_and_the_null_object_are_watches() -> None:
 def test_a_slot_writes_the_record_that_its_fields_say() -> None:
     ring = Ring(8)
     slot = [5, *range(1, FIELDS), None, None, False, 0]
-    write(slot, ring)
+    ring.write(slot[:FIELDS])
     (record,) = ring.since(0)
     assert [int(record[name]) for name in STEP.names or ()] == [5, *range(1, FIELDS)]
     assert ring.newest == 5 and PACK.size == STEP.itemsize

@@ -10,7 +10,7 @@ import numpy as np
 
 from zos_sglang.observe.gpu_clock import GpuClock
 from zos_sglang.observe.record import Ring
-from zos_sglang.observe.slot import STEP_NUMBER, Slot, complete, give_up, write
+from zos_sglang.observe.slot import FIELDS, STEP_NUMBER, Slot, complete, give_up
 from zos_sglang.observe.split import Iteration, charge
 from zos_sglang.observe.totals import Totals
 
@@ -61,7 +61,7 @@ class Keeper:
                 begin = end
             for slot in done:
                 complete(slot, self.asynchronous)
-                write(slot, self.ring)
+                self.ring.write(slot[:FIELDS])
             self._unflushed += len(done)
         finally:
             # What cannot be recorded once cannot be recorded later either.

@@ -7,6 +7,7 @@ known is -1.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -45,6 +46,8 @@ STEP = np.dtype(
 #: The same layout for `struct`: packing a record is a third of the cost of a numpy assignment.
 PACK = struct.Struct(f"<{1 + len(TIMES) + len(DURATIONS)}q{len(COUNTS)}i{len(SMALL)}B")
 
+_SIZE = STEP.itemsize
+
 #: Steps that a ring keeps.
 KEPT = 4096
 
@@ -63,9 +66,10 @@ class Ring:
         #: The newest step written; steps are numbered from 1.
         self.newest = 0
 
-    def write(self, step: int, *values: int) -> None:
-        """Put down record `step`; `values` are the other fields in the order of `STEP`."""
-        PACK.pack_into(self._bytes, (step % self.size) * STEP.itemsize, step, *values)
+    def write(self, fields: Sequence[int]) -> None:
+        """Put down a record; `fields` are all of `STEP`, in order, its number first."""
+        step = fields[0]
+        PACK.pack_into(self._bytes, (step % self.size) * _SIZE, *fields)
         self.newest = max(self.newest, step)
 
     def patch(self, step: int, field: str, value: int) -> bool:

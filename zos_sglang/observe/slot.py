@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from zos_sglang.observe.names import CODES, Block, Path, Ready, code
-from zos_sglang.observe.record import PACK, STEP, Ring
+from zos_sglang.observe.record import STEP
 from zos_sglang.overlap.guards import Reason
 
 Slot = list[Any]
@@ -38,7 +38,6 @@ EVENT, PENDING, RESIDENT, T_DONE = range(FIELDS, FIELDS + 4)
 WAITED, AT_PROCESS, UNSEEN = (code("ready", r) for r in (Ready.WAITED, Ready.AT_PROCESS, Ready.UNSEEN))
 AT_BEGIN, AT_LAUNCH = code("ready", Ready.AT_BEGIN), code("ready", Ready.AT_LAUNCH)
 
-_pack, _SIZE = PACK.pack_into, STEP.itemsize
 _REASONS = CODES["reason"]
 _BARRIERS: dict[Any, int] = {None: 0, **CODES["barrier"]}
 _BLOCKS: dict[Any, int] = {None: 0, **CODES["block"]}
@@ -77,10 +76,3 @@ def complete(slot: Slot, asynchronous: bool) -> None:
         slot[BLOCKED] = max(slot[T_FORWARD] - pending[T_READY], 0)
     slot[BLOCK] = block
     slot[PATH] = _PATHS[resident][block > 0]
-
-
-def write(slot: Slot, ring: Ring) -> None:
-    """Put a complete record down, as `Ring.write` does at twice the cost."""
-    step = slot[STEP_NUMBER]
-    _pack(ring._bytes, (step % ring.size) * _SIZE, *slot[:FIELDS])
-    ring.newest = max(ring.newest, step)

@@ -17,6 +17,12 @@ from zos_sglang.overlap.watch import OFF, Watch
 from zos_sglang.upstream.runtime import runtime
 
 
+def waits_for_lengths(future_map: UpstreamFutureMap, batch: Any) -> bool:
+    """Whether `resolve_seq_lens_cpu` has to wait for lengths that only the device knows yet."""
+    draft = batch.spec_info
+    return bool(future_map.needs_cpu_seq_lens and draft is not None and draft.future_indices is not None)
+
+
 class FutureMap(UpstreamFutureMap):
     """`FutureMap` of SGLang 0.5.23 that can check who reads what (`ZOS_DEBUG_FUTURE_MAP`).
 
@@ -53,8 +59,7 @@ class FutureMap(UpstreamFutureMap):
         resolve_forward_inputs(batch, self)
 
     def resolve_seq_lens_cpu(self, batch: Any, stream_ordered: bool = False) -> None:
-        draft = batch.spec_info
-        if not self.needs_cpu_seq_lens or draft is None or draft.future_indices is None:
+        if not waits_for_lengths(self, batch):
             super().resolve_seq_lens_cpu(batch, stream_ordered)
             return
         begun = time.perf_counter_ns()

@@ -25,7 +25,7 @@ from zos_sglang.overlap.account import Account
 from zos_sglang.overlap.isolation import PinRing
 from zos_sglang.overlap.launch import Launcher
 from zos_sglang.upstream import hooks
-from zos_sglang.upstream.future_map import FutureMap
+from zos_sglang.upstream.future_map import FutureMap, waits_for_lengths
 
 
 def needs_upstream_launch(scheduler: Any) -> str | None:
@@ -306,8 +306,7 @@ class SglangDevice:
 
     def _resolve_lengths(self, batch: Any) -> None:
         future_map = self.scheduler.future_map
-        draft = batch.spec_info
-        if future_map.needs_cpu_seq_lens and draft is not None and draft.future_indices is not None:
+        if waits_for_lengths(future_map, batch):
             self.account.passed("blocked-host-lengths")
         future_map.resolve_seq_lens_cpu(batch)
 

@@ -1,6 +1,7 @@
 """The process that runs a server: launched, waited for, watched and stopped; no real server."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -204,3 +205,20 @@ def test_serve_becomes_our_server_with_the_cpu_defaults(monkeypatch: pytest.Monk
     ((_, command, env),) = seen
     assert "zos_sglang.launch_server" in command and command[-2:] == ["--port", "1234"]
     assert env["SGLANG_PLATFORM"] == "zos_cpu" and "--device" in command
+
+
+def test_a_port_is_free_and_below_those_that_the_kernel_hands_out() -> None:
+    first_of_kernel = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    port = server.free_port()
+    assert 1024 < port < first_of_kernel
+    with socket.socket() as probe:
+        probe.bind((server.HOST, port))
+
+
+def test_a_port_that_somebody_holds_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as holder:
+        holder.bind((server.HOST, 0))
+        held = holder.getsockname()[1]
+        monkeypatch.setattr(server, "_PORTS", range(held, held + 1))
+        with pytest.raises(ServerFailed, match="no free port"):
+            server.free_port()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -21,6 +22,8 @@ import psutil
 HOST = "127.0.0.1"
 PLATFORM = "zos_cpu"
 _TAIL_LINES = 40
+#: Below what the kernel hands out, and below what SGLang takes for its own ranks (22000 and up).
+_PORTS = range(12000, 21000)
 
 
 class ServerFailed(RuntimeError):
@@ -60,10 +63,16 @@ def cuda_available() -> bool:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of 127.0.0.1 that was free a moment ago, and that no connection is given by chance.
+
+    A server binds its port only after its model is loaded. A port that the kernel hands out by itself
+    (32768 and up) may by then belong to a socket of the server's own processes.
+    """
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+    raise ServerFailed(f"no free port from {_PORTS.start} to {_PORTS.stop - 1}")
 
 
 class ServerProcess:

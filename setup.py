@@ -27,8 +27,8 @@ setup(
     install_requires=[
         # The engine we patch. It brings torch, flashinfer-python and sglang-kernel
         # (the package that provides the module `sgl_kernel`) in the versions it needs.
-        # One release at a time: every hook carries a fingerprint of that release.
-        "sglang>=0.5.23,<0.5.24",
+        # The releases that hooks carry fingerprints of (upstream/versions.py).
+        "sglang>=0.5.22,<0.5.24",
         # The scheduler's sockets: a bounded exit must bound how long they linger.
         "pyzmq>=25",
         # Typed, ranged, self-describing settings (settings.py).

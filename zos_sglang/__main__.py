@@ -15,6 +15,7 @@ from rich.table import Table
 from zos_sglang import __version__
 from zos_sglang.observe.errors import ToolError
 from zos_sglang.observe.tools import TOOLS
+from zos_sglang.patchset import cli as patchset
 from zos_sglang.settings import Row, SettingsError, as_json, as_text, rows
 
 
@@ -58,9 +59,11 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("--json", action="store_true", help="as JSON")
         command.set_defaults(show=show)
-    commands.choices["patches"].add_argument(
+    patches = commands.choices["patches"]
+    patches.add_argument(
         "--fingerprints", action="store_true", help="of this SGLang, to add a release to the table"
     )
+    patchset.add(patches)
     for tool in TOOLS:
         tool.add(commands)
     return parser

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import multiprocessing
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from zos_sglang.settings import PREFIX, Settings, SettingsError
 
@@ -19,6 +21,9 @@ _SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
 _DETOKENIZER_MODULE = "sglang.srt.managers.detokenizer_manager"
 _HTTP_MODULE = "sglang.srt.entrypoints.http_server"
 
+#: Processes that `register` has been called in: this one, or none.
+_called: set[int] = set()
+
 
 def register() -> None:
     """Register the hooks of this process; do nothing unless ZOS_MODE asks for it.
@@ -27,6 +32,7 @@ def register() -> None:
         SystemExit: bad settings, or, under ZOS_STRICT=1, an SGLang that we do not know. An ordinary
             exception would be logged by SGLang and the server would start without us.
     """
+    _called.add(os.getpid())
     wanted = bool(os.environ.get("ZOS_MODE", "").strip())
     if not wanted and not any(name.startswith(PREFIX) for name in os.environ):
         return
@@ -53,6 +59,31 @@ def register() -> None:
                 raise SystemExit(2) from None
             return
         hooks.register(process)
+
+
+def from_source(path: str) -> Callable[..., Any]:
+    """The hook behind a dotted path, for an SGLang with our source patches (`patches/zos_hooks.py`).
+
+    Its plugin loader may have passed us over (SGLANG_PLUGINS, no entry point); then the first hook of the
+    process reads the settings and looks at the release, as the loader's call would have.
+
+    Raises:
+        SystemExit: as `register`.
+        AttributeError: the patches are of another zos-sglang.
+    """
+    if os.getpid() not in _called:
+        register()
+        from zos_sglang.upstream import hooks
+
+        if missing := hooks.not_in_source():
+            logger.warning(
+                "zos-sglang: this SGLang's source patches lack %s, which do nothing here; apply the patches "
+                "of this zos-sglang",
+                ", ".join(missing),
+            )
+    module, name = path.rsplit(".", 1)
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
 
 
 def _roles() -> list[Process]:

@@ -153,6 +153,15 @@ def test_an_unsupported_sglang_is_one_message_and_off_still_starts(capsys, monke
     assert launch_server.main([*argv, "--zos-mode", "off"]) == 0
 
 
+def test_source_patches_are_looked_for_in_the_package(monkeypatch, tmp_path):
+    assert not versions.built_in()
+    (tmp_path / "srt").mkdir()
+    (tmp_path / "srt" / "zos_hooks.py").touch()
+    place = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(versions, "find_spec", lambda name: place)
+    assert versions.built_in()
+
+
 def test_a_missing_sglang_is_told(monkeypatch):
     monkeypatch.setattr(preflight, "installed", lambda: None)
     with pytest.raises(PreflightError, match="SGLang is not installed"):
@@ -230,6 +239,11 @@ def test_the_installed_distribution_is_found():
 def test_a_distribution_that_is_not_installed_is_told():
     with pytest.raises(PreflightError, match=r"pip install -e \."):
         check_plugin({}, [entry(value="other:register")], [])
+
+
+def test_an_sglang_with_our_source_patches_needs_no_entry_point(monkeypatch):
+    monkeypatch.setattr(preflight, "built_in", lambda: True)
+    check_plugin({"SGLANG_PLUGINS": "other"}, [], [])
 
 
 @pytest.mark.parametrize("listed", ["zos", "other, zos", ""])

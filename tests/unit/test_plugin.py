@@ -135,3 +135,41 @@ def test_under_strict_an_sglang_that_we_do_not_know_ends_the_process(monkeypatch
         plugin.register()
     assert stopped.value.code == 2 and registered == []
     assert "cannot start (ZOS_STRICT=1): SGLang 9.9 is not supported." in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- called from a patched source
+
+HOOK = "zos_sglang.upstream.entry.around_run_event_loop"
+
+
+@pytest.fixture
+def patched(monkeypatch):
+    """A process of a patched SGLang whose plugin loader has not called us."""
+    monkeypatch.setattr(plugin, "_called", set())
+    monkeypatch.setattr(hooks, "in_source", lambda hook: True)
+    monkeypatch.setenv("ZOS_MODE", "overlap")
+
+
+def test_the_first_hook_in_a_source_registers_once_where_the_loader_did_not(patched, registered):
+    assert plugin.from_source(HOOK) is hooks.resolve(HOOK)
+    plugin.from_source(HOOK)
+    assert registered == ["main"] and runtime.settings.mode == "overlap"
+
+
+def test_where_the_loader_called_a_hook_in_a_source_does_not_register_again(patched, registered):
+    plugin.register()
+    plugin.from_source(HOOK)
+    assert registered == ["main"]
+
+
+def test_patches_that_lack_a_hook_are_told(patched, registered, monkeypatch, caplog):
+    monkeypatch.setattr(hooks, "in_source", lambda hook: hook.process != "main")
+    plugin.from_source(HOOK)
+    assert "source patches lack sglang.srt.entrypoints.http_server._setup_and_run_http_server" in caplog.text
+
+
+def test_bad_settings_end_a_patched_server_too(patched, monkeypatch, capsys):
+    monkeypatch.setenv("ZOS_MODE", "overlpa")
+    with pytest.raises(SystemExit):
+        plugin.from_source(HOOK)
+    assert "ZOS_MODE=overlpa: not allowed" in capsys.readouterr().err

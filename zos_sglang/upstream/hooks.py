@@ -375,6 +375,15 @@ def in_source(hook: Hook) -> bool:
     return getattr(resolve(hook.target), "__zos_hook__", None) == hook.replacement
 
 
+def not_in_source() -> list[str]:
+    """Targets of this process's hooks that neither the source nor a registration covers."""
+    from zos_sglang.plugin import _roles
+
+    roles = _roles()
+    ours = [h for h in HOOKS if h.process in roles and h.kind != "mirror"]
+    return [h.target for h in ours if not in_source(h)]
+
+
 _originals: dict[str, Any] = {}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from zos_sglang.upstream.versions import SUPPORTED, installed
+from zos_sglang.upstream.versions import SUPPORTED, built_in, installed
 
 GENERAL_PLUGINS = "sglang.srt.plugins"
 PLATFORM_PLUGINS = "sglang.srt.platforms"
@@ -46,7 +46,12 @@ def check_plugin(
     plugins: Iterable[EntryPoint] | None = None,
     platforms: Iterable[EntryPoint] | None = None,
 ) -> None:
-    """Refuse where SGLang's plugin loader would pass over us, in this or any child process."""
+    """Refuse where SGLang's plugin loader would pass over us, in this or any child process.
+
+    An SGLang with our source patches calls us without it.
+    """
+    if built_in():
+        return
     plugins = entry_points(group=GENERAL_PLUGINS) if plugins is None else plugins
     platforms = entry_points(group=PLATFORM_PLUGINS) if platforms is None else platforms
     ours = next((e for e in plugins if e.value == OUR_ENTRY), None)

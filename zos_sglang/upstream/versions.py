@@ -1,6 +1,8 @@
 """The SGLang releases that the hooks were read and fingerprinted against."""
 
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 
 SUPPORTED: tuple[str, ...] = ("0.5.23",)
 
@@ -14,3 +16,10 @@ def installed() -> str | None:
         return version("sglang")
     except PackageNotFoundError:
         return None
+
+
+def built_in() -> bool:
+    """Whether our source patches stand in the SGLang of this environment. Imports nothing of it."""
+    spec = find_spec("sglang")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    return any((Path(place) / "srt" / "zos_hooks.py").is_file() for place in places)

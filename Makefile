@@ -15,10 +15,13 @@ COVER := --cov=zos_sglang.settings --cov=zos_sglang.upstream --cov=zos_sglang.ov
 	--cov=zos_sglang.resident --cov=zos_sglang.observe --cov-report=term-missing:skip-covered --cov-fail-under=90
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo serve test lint browser clean
+.PHONY: help env demo serve test test-matrix patches-check lint browser clean
+# The older release that test-matrix runs beside .venv's; an environment of 11 GB.
+OLDER := 0.5.22
+OLDER_VENV := .cache/venv-$(OLDER)
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
 env: $(READY) ## the environment (.venv); free when it is up to date
 
@@ -56,6 +59,21 @@ browser: ## Chromium, in which a test looks at a report; as root on Debian it is
 
 test: lint browser ## lint, then every test that this machine can run, with coverage
 	$(PY) -m pytest $(MARKS) $(COVER) $(ARGS)
+
+patches-check: env ## the source patches on a scratch copy of SGLang: applied, run, taken out (part of test)
+	$(PY) -m pytest tests/unit/test_patchset_hooks.py tests/server/test_source_patches.py $(ARGS)
+
+# What every supported release has to pass, each in an environment of its own: the hook table, the patch set,
+# start-up, and the same answers as stock in modes overlap and resident.
+MATRIX := tests/unit/test_hooks.py tests/unit/test_releases.py tests/unit/test_patchset_hooks.py tests/server/test_smoke.py
+
+test-matrix: env ## smoke on every supported SGLang, each in its own environment (not part of test)
+	@# cuda-tile is for GPU kernels only, and the version that 0.5.22 wants is fetched from outside PyPI.
+	$(PY) scripts/make_release_env.py $(OLDER) $(OLDER_VENV) --without cuda-tile
+	for python in $(PY) $(OLDER_VENV)/bin/python; do \
+		$$python -c 'from importlib.metadata import version as v; print("== SGLang", v("sglang"))' && \
+		$$python -m pytest $(MARKS) $(MATRIX) $(ARGS) || exit 1; \
+	done
 
 clean: ## remove the environment, the models and every cache
 	rm -rf $(VENV) .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

@@ -88,7 +88,7 @@ def show_patches(args: argparse.Namespace) -> None:
     from zos_sglang.upstream.versions import installed
 
     if args.fingerprints:
-        found = {h.target: fingerprint(resolve(h.target)) for h in hooks.HOOKS}
+        found = {h.target: fingerprint(resolve(h.target)) for h in hooks.hooks_of(installed())}
         print(json.dumps({installed(): found}, indent=2))
         return
     table = [asdict(hook) for hook in hooks.table()]

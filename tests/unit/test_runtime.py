@@ -23,6 +23,7 @@ from zos_sglang.settings import Settings
 from zos_sglang.upstream import port
 from zos_sglang.upstream.future_map import FutureMap
 from zos_sglang.upstream.runtime import Runtime
+from zos_sglang.upstream.versions import installed
 
 #: Upstream's loop itself, run on the fake scheduler.
 stock_loop = RealScheduler.event_loop_overlap
@@ -300,7 +301,7 @@ def test_the_report_says_mode_rule_streams_and_counts():
     runtime, scheduler = start(script)
     runtime.run(stock_loop, scheduler)
     report = runtime.report()
-    assert report["mode"] == "overlap" and report["sglang"] == "0.5.23"
+    assert report["mode"] == "overlap" and report["sglang"] == installed()
     assert report["prefill_rule"] == "first-token" and report["own_launch"] is True
     assert report["streams"] == {"schedule": 1, "forward": 2, "copy": 3}
     assert sum(report["reasons"].values()) == scheduler.serials

@@ -24,7 +24,7 @@ def waits_for_lengths(future_map: UpstreamFutureMap, batch: Any) -> bool:
 
 
 class FutureMap(UpstreamFutureMap):
-    """`FutureMap` of SGLang 0.5.23 that can check who reads what (`ZOS_DEBUG_FUTURE_MAP`).
+    """`FutureMap` of SGLang that can check who reads what (`ZOS_DEBUG_FUTURE_MAP`).
 
     With the debug mode off it adds nothing to a step.
     """
@@ -58,12 +58,13 @@ class FutureMap(UpstreamFutureMap):
                 self.ledger.read(*self._owners(rows))
         resolve_forward_inputs(batch, self)
 
-    def resolve_seq_lens_cpu(self, batch: Any, stream_ordered: bool = False) -> None:
+    def resolve_seq_lens_cpu(self, batch: Any, *order: Any, **named: Any) -> None:
+        # `order`: by stream or by event; 0.5.22 knows events only.
         if not waits_for_lengths(self, batch):
-            super().resolve_seq_lens_cpu(batch, stream_ordered)
+            super().resolve_seq_lens_cpu(batch, *order, **named)
             return
         begun = time.perf_counter_ns()
-        super().resolve_seq_lens_cpu(batch, stream_ordered)
+        super().resolve_seq_lens_cpu(batch, *order, **named)
         self.watch.blocked("host-lengths", time.perf_counter_ns() - begun)
 
     def stash(self, future_indices: Any, payload: Any) -> None:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from zos_sglang.observe.gpu_clock import GpuClock
+from zos_sglang.upstream.releases import copies_elsewhere
 
 
 def is_asynchronous(scheduler: Any) -> bool:
@@ -35,5 +36,5 @@ def follow(clock: GpuClock, scheduler: Any, *, normal: bool) -> None:
     """Time the streams of the loop that runs now; `normal`: SGLang's loop without overlap, which uses one."""
     clock.forward = scheduler.schedule_stream if normal else scheduler.forward_stream
     # Another thread queues these copies: when, an event of ours cannot tell.
-    elsewhere = normal or scheduler.enable_async_d2h_copy
+    elsewhere = normal or copies_elsewhere(scheduler)
     clock.copy = None if elsewhere else scheduler.copy_stream

@@ -1,8 +1,8 @@
 """The one table of what we replace in SGLang and what we mirror, read by code and by people.
 
-Adding an SGLang release means: read the diff of every target below, adapt, add the release to
-`versions.SUPPORTED` and its fingerprints to `FINGERPRINTS` (`python -m zos_sglang patches
---fingerprints` prints them).
+Adding an SGLang release is described in docs/upgrading.md: `python -m zos_sglang patches diff --release X` shows
+which of these changed, `releases` holds what differs, and `patches --fingerprints` prints what goes into
+`FINGERPRINTS`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Hook:
     called: bool = False
     #: Mirrored by the resident lane only: another plugin's hook of it closes the lane, nothing else.
     lane: bool = False
+    #: Supported releases that do this work elsewhere and have no such callable.
+    absent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ HOOKS: tuple[Hook, ...] = (
         "zos_sglang.overlap.launch.Launcher._readback",
         "every stream wait stands in one place",
         "never: part of the launch that we own",
+        absent=("0.5.22",),
     ),
     Hook(
         f"{_SCHEDULER}.launch_batch_sample_if_needed",
@@ -286,6 +289,29 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
     }
 }
 
+#: Most callables are the same text in both; these are not.
+FINGERPRINTS["0.5.22"] = {
+    **FINGERPRINTS["0.5.23"],
+    "sglang.srt.entrypoints.http_server._setup_and_run_http_server": "9d400fc2eff4d200",
+    "sglang.srt.managers.scheduler.Scheduler.run_batch": "759ea06b92e93570",
+    "sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run": "e55f5c18e6f6ae06",
+    "sglang.srt.managers.scheduler.Scheduler.launch_batch_sample_if_needed": "bcf4f04e063c3d54",
+    "sglang.srt.managers.overlap_utils.FutureMap": "67ac622b7c6d25b9",
+    "sglang.srt.managers.scheduler.Scheduler.update_running_batch": "fbfc235bf1470a17",
+    "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_decode": "a54d653f2ec95e86",
+    "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator.accept": "975371d583287de9",
+}
+
+
+def hooks_of(release: str | None) -> tuple[Hook, ...]:
+    """The hooks that a release has targets for."""
+    return tuple(hook for hook in HOOKS if release not in hook.absent)
+
+
+for _release, _known in FINGERPRINTS.items():
+    for _hook in set(HOOKS) - set(hooks_of(_release)):
+        _known.pop(_hook.target, None)
+
 
 def changed(hook: Hook, release: str) -> str | None:
     """Why a target is not the one we read, or None if it is."""
@@ -305,7 +331,7 @@ def unknown_upstream(process: Process) -> str | None:
             f"SGLang {release} is not supported (supported: {', '.join(SUPPORTED)}). "
             f"Install sglang=={SUPPORTED[-1]}, or a zos-sglang for your release."
         )
-    for hook in HOOKS:
+    for hook in hooks_of(release):
         if hook.process == process and (problem := changed(hook, release)):
             return (
                 f"{hook.target} {problem}. This SGLang {release} was modified; reinstall "
@@ -364,7 +390,7 @@ def register(process: Process) -> None:
     """Register this process's hooks with SGLang's registry, which applies them."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    for hook in HOOKS:
+    for hook in hooks_of(installed()):
         if hook.process == process and hook.kind != "mirror" and not in_source(hook):
             _originals[hook.target] = _static(hook.target)
             HookRegistry.register(hook.target, resolve(hook.replacement), HookType(hook.kind))
@@ -380,7 +406,7 @@ def not_in_source() -> list[str]:
     from zos_sglang.plugin import _roles
 
     roles = _roles()
-    ours = [h for h in HOOKS if h.process in roles and h.kind != "mirror"]
+    ours = [h for h in hooks_of(installed()) if h.process in roles and h.kind != "mirror"]
     return [h.target for h in ours if not in_source(h)]
 
 
@@ -419,6 +445,8 @@ def table() -> list[HookStatus]:
     for hook in HOOKS:
         if release not in SUPPORTED:
             status, detail = "unsupported", f"SGLang {release}"
+        elif release in hook.absent:
+            status, detail = "absent", f"SGLang {release} does this work elsewhere"
         elif problem := changed(hook, release):
             status, detail = "changed", problem
         elif hook.kind == "mirror":

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse
 
 from zos_sglang.modes import MODE_CODES, MODES, mode_from_code
 from zos_sglang.settings import did_you_mean
+from zos_sglang.upstream.releases import takes_app_path
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,7 @@ def install(app: Starlette) -> None:
     app.user_middleware.append(Middleware(ModeNames))
 
 
-def before_http_server(*_args: Any, **_kwargs: Any) -> None:
+def before_http_server(server_args: Any = None, *_args: Any, **_kwargs: Any) -> None:
     """BEFORE hook of :data:`TARGET`: the app is built, and nothing serves yet.
 
     Several tokenizer workers import the app by a path of their own, without plugins; they get
@@ -120,18 +121,27 @@ def before_http_server(*_args: Any, **_kwargs: Any) -> None:
     from sglang.srt.entrypoints.http_server import app
 
     install(app)
+    if not takes_app_path():
+        if getattr(server_args, "tokenizer_worker_num", 1) > 1:
+            _warn_numbers_only("this SGLang")
+        return
     path = os.environ.get(APP_PATH_VARIABLE) or STOCK_APP
     if path == STOCK_APP:
         os.environ[APP_PATH_VARIABLE] = WORKER_APP
     elif path != WORKER_APP:
-        logger.warning(
-            "%s=%s: with several tokenizer workers, %s takes only mode numbers (%s), no names, "
-            "unless that app calls zos_sglang.upstream.http.install.",
-            APP_PATH_VARIABLE,
-            path,
-            PATH,
-            MODE_CODES,
+        _warn_numbers_only(
+            f"{APP_PATH_VARIABLE}={path}", " unless that app calls zos_sglang.upstream.http.install"
         )
+
+
+def _warn_numbers_only(where: str, unless: str = "") -> None:
+    logger.warning(
+        "%s: with several tokenizer workers, %s takes only mode numbers (%s), no names%s.",
+        where,
+        PATH,
+        MODE_CODES,
+        unless,
+    )
 
 
 def _is_ours(scope: Message) -> bool:

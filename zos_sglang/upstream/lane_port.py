@@ -25,6 +25,7 @@ from zos_sglang.resident.window import Window
 from zos_sglang.upstream.lane_eligibility import batch_refusal
 from zos_sglang.upstream.lane_pool import SglangKvPool
 from zos_sglang.upstream.port import SglangDevice
+from zos_sglang.upstream.releases import opens_thinking_itself
 
 
 class LaneResult(GenerationBatchResult):
@@ -81,7 +82,7 @@ class SglangLanePort:
     def table(self, batch: Any, pending: Any) -> RowTable:
         unprocessed = set() if pending is None else {id(req) for req in pending.reqs}
         reqs = batch.reqs
-        opened_think = bool(self.scheduler.model_config.self_opened_think_start_ids)
+        opened_think = opens_thinking_itself(self.scheduler.model_config)
         stop_ids: set[int] = set()
         watched = []
         for row, req in enumerate(reqs):

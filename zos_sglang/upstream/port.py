@@ -26,6 +26,7 @@ from zos_sglang.overlap.isolation import PinRing
 from zos_sglang.overlap.launch import Launcher
 from zos_sglang.upstream import hooks
 from zos_sglang.upstream.future_map import FutureMap, waits_for_lengths
+from zos_sglang.upstream.releases import copies_elsewhere
 
 
 def needs_upstream_launch(scheduler: Any) -> str | None:
@@ -257,7 +258,7 @@ class SglangDevice:
         )
         # Views of graph buffers must be copied right behind this forward, not by the worker thread.
         views = batch.return_hidden_states or batch.spec_algorithm.is_dspark()
-        if scheduler.enable_async_d2h_copy and not views:
+        if copies_elsewhere(scheduler) and not views:
             result.copy_done = scheduler.async_d2h_worker.submit(copy)
         else:
             copy()

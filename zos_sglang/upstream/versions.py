@@ -4,7 +4,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-SUPPORTED: tuple[str, ...] = ("0.5.23",)
+#: Oldest first; the last one is the one to recommend.
+SUPPORTED: tuple[str, ...] = ("0.5.22", "0.5.23")
 
 
 def installed() -> str | None:

@@ -1,4 +1,4 @@
-"""Watches loops that are SGLang's own (0.5.23), through attributes that stand on the scheduler meanwhile.
+"""Watches loops that are SGLang's own, through attributes that stand on the scheduler meanwhile.
 
 Those loops call everything by `self.`, so an attribute of the object is called in place of the method, and
 whatever another plugin made of the method is called by ours.
@@ -11,6 +11,7 @@ from typing import Any
 
 from zos_sglang.overlap.guards import Reason
 from zos_sglang.overlap.watch import OFF, Watch
+from zos_sglang.upstream.releases import READBACK, has_readback_call
 
 _ABSENT = object()
 
@@ -46,6 +47,8 @@ class StockWatch:
         self.watch: Watch = OFF
         self._stands: list[Stand] = []
         self._ends_at_select = not normal and not scheduler.is_generation
+        # No call of its own reads back there; for who times the device it then ends with what queued it.
+        self._silent_readback = normal or (scheduler.is_generation and not has_readback_call(scheduler))
         self._held_back = self._nothing = False
 
     @property
@@ -62,7 +65,8 @@ class StockWatch:
             "_record_scheduler_state_for_paused_engine": self._pause,
         }
         if not self.normal:
-            wrappers["_copy_result_to_cpu"] = self._read_back
+            if has_readback_call(self.scheduler):
+                wrappers[READBACK] = self._read_back
             wrappers["launch_batch_sample_if_needed"] = self._sample
         for name, wrap in wrappers.items():
             original = getattr(self.scheduler, name)
@@ -98,8 +102,7 @@ class StockWatch:
             pending = queue[0][1] if queue else None
             self.watch.launching(batch, self._reason(batch, pending), len(queue), pending)
             result = launch(batch, *args, **kwargs)
-            if self.normal:
-                # No call of its own reads back there; for who times the device the forward ends here.
+            if self._silent_readback and (self.normal or result.delay_sample_func is None):
                 self.watch.reading_back()
                 self.watch.read_back()
             self.watch.launched(batch, result, False)
@@ -148,6 +151,9 @@ class StockWatch:
                 self.watch.depending()
             done = sample(result, batch, *args, **kwargs)
             if delayed:
+                if self._silent_readback:
+                    self.watch.reading_back()
+                    self.watch.read_back()
                 self.watch.depended()
             self._end()
             return done

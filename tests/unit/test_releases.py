@@ -1,0 +1,101 @@
+"""Both supported releases, told apart by what the object at hand has."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from sglang.srt.managers.scheduler import Scheduler
+
+from zos_sglang.resident.eligibility import Refusal
+from zos_sglang.upstream import decode_coverage, http, releases
+from zos_sglang.upstream.releases import READBACK
+from zos_sglang.upstream.versions import installed
+from zos_sglang.upstream.watch_stock import StockWatch
+
+NEWEST = installed() == "0.5.23"
+
+
+def test_what_is_asked_is_what_this_release_has():
+    assert releases.has_readback_call(Scheduler) is NEWEST
+    assert releases.takes_app_path() is NEWEST
+    assert releases.captured_decode_was_read() is NEWEST
+
+
+def test_a_scheduler_without_the_newer_fields_copies_itself_and_opens_no_thinking():
+    assert not releases.copies_elsewhere(SimpleNamespace())
+    assert not releases.opens_thinking_itself(SimpleNamespace())
+    assert releases.copies_elsewhere(SimpleNamespace(enable_async_d2h_copy=True))
+    assert releases.opens_thinking_itself(SimpleNamespace(self_opened_think_start_ids=[7]))
+
+
+def test_the_graph_executor_refuses_a_release_that_it_was_not_tried_with(monkeypatch):
+    monkeypatch.setattr(decode_coverage, "captured_decode_was_read", lambda: False)
+    monkeypatch.setattr(decode_coverage, "installed", lambda: "0.5.22")
+    found = decode_coverage.uncovered(SimpleNamespace())
+    assert found is not None and found.refusal is Refusal.ATTENTION_BACKEND
+    assert "SGLang 0.5.22" in found.why
+
+
+# ---------------------------------------------------------------- tokenizer workers with a fixed app
+
+
+@pytest.mark.parametrize(("workers", "told"), [(1, False), (4, True)])
+def test_workers_that_take_no_app_of_ours_are_told_to_take_numbers(monkeypatch, caplog, workers, told):
+    from sglang.srt.entrypoints.http_server import app
+
+    monkeypatch.setattr(http, "takes_app_path", lambda: False)
+    monkeypatch.setattr(app, "user_middleware", [])
+    monkeypatch.delenv(http.APP_PATH_VARIABLE, raising=False)
+    http.before_http_server(SimpleNamespace(tokenizer_worker_num=workers))
+    assert ("takes only mode numbers" in caplog.text) is told
+    assert http.APP_PATH_VARIABLE not in http.os.environ
+    assert app.user_middleware[-1].cls is http.ModeNames
+
+
+# ---------------------------------------------------------------- a readback that is no call of its own
+
+
+class Seen(list):
+    """A watch that writes down what it is told, by name."""
+
+    def __getattr__(self, name):
+        return lambda *_: self.append(name)
+
+
+def scheduler(with_call):
+    """A scheduler whose launch and delayed sampling read back, in a call of its own or not."""
+    made = SimpleNamespace(is_generation=True, result_queue=[], last_batch=None, require_mlp_sync=False)
+    made.get_next_batch_to_run = made.process_batch_result = (
+        made._record_scheduler_state_for_paused_engine
+    ) = None
+    read_back = lambda *_: None  # noqa: E731
+    if with_call:
+        setattr(made, READBACK, read_back)
+
+    def run_batch(batch):
+        if batch.delayed is None and with_call:
+            getattr(made, READBACK)(None, batch)
+        return SimpleNamespace(delay_sample_func=batch.delayed)
+
+    def sample(result, batch):
+        if result.delay_sample_func is not None and with_call:
+            getattr(made, READBACK)(result, batch)
+
+    made.run_batch, made.launch_batch_sample_if_needed = run_batch, sample
+    return made
+
+
+@pytest.mark.parametrize("delayed", [None, lambda: None], ids=["at once", "delayed"])
+def test_a_silent_readback_is_stamped_where_the_call_would_be(delayed):
+    told = []
+    for with_call in (True, False):
+        made, seen = scheduler(with_call), Seen()
+        watch = StockWatch(made)
+        watch.install(seen)
+        batch = SimpleNamespace(delayed=delayed, forward_mode=None)
+        made.launch_batch_sample_if_needed(made.run_batch(batch), batch)
+        watch.remove()
+        told.append([name for name in seen if name != "begin"])
+    assert told[0] == told[1]
+    assert told[0].count("reading_back") == told[0].count("read_back") == 1

@@ -83,17 +83,21 @@ def _other(args: argparse.Namespace) -> Tree:
 def _show(
     changes: list[Change], lost: dict[str, tuple[str, ...]], names: tuple[str, str], short: bool
 ) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     if not short:
         for change in changes:
             if change.diff:
                 console.print(change.diff, "", markup=False, soft_wrap=True)
-    table = Table("callable", "status", "lines", title=f"SGLang {names[0]} to {names[1]}")
+    table = Table("status", "lines", "callable", title=f"SGLang {names[0]} to {names[1]}")
+    table.columns[-1].overflow = "fold"
     for change in changes:
         lines = f"+{change.added} -{change.removed}" if change.status == "changed" else ""
-        where = f" (there is one in {', '.join(change.elsewhere)})" if change.elsewhere else ""
-        table.add_row(change.target, change.status + where, lines)
+        table.add_row(change.status, lines, change.target)
     console.print(table)
+    for change in changes:
+        if change.elsewhere:
+            name = change.target.rsplit(".", 1)[1]
+            console.print(f"A {name} stands in {', '.join(change.elsewhere)}.", soft_wrap=True)
     if lost:
         console.print(f"Names that zos_sglang/upstream uses and SGLang {names[1]} does not have:")
         for name, files in lost.items():

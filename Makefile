@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 # Tests marked gpu need a CUDA device.
 MARKS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo '-m "not gpu"')
 COVER := --cov=zos_sglang.settings --cov=zos_sglang.upstream --cov=zos_sglang.overlap \
-	--cov=zos_sglang.resident --cov=zos_sglang.observe --cov-report=term-missing:skip-covered --cov-fail-under=90
+	--cov=zos_sglang.resident --cov=zos_sglang.observe --cov=zos_sglang.patchset --cov-report=term-missing:skip-covered --cov-fail-under=90
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo serve test test-matrix patches-check lint browser clean

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import email.parser
+import re
 import subprocess
 import sys
 import tempfile
@@ -50,10 +51,19 @@ def wanted(release: str, python: Path, without: list[str]) -> list[str]:
         with zipfile.ZipFile(next(Path(folder).glob("sglang-*.whl"))) as wheel:
             name = next(n for n in wheel.namelist() if n.endswith(".dist-info/METADATA"))
             metadata = email.parser.Parser().parsestr(wheel.read(name).decode())
-    stated = [r for r in metadata.get_all("Requires-Dist", []) if "extra ==" not in r]
-    names = [r.split(";")[0].strip().lower().replace("_", "-") for r in stated]
-    kept = [r for r, n in zip(stated, names, strict=True) if not any(n.startswith(w) for w in without)]
-    return [*kept, *OURS]
+    return [*kept(metadata.get_all("Requires-Dist", []), without), *OURS]
+
+
+def kept(stated: list[str], without: list[str]) -> list[str]:
+    """Requirements of no extra, less those of a named package."""
+    left_out = {_plain(name) for name in without}
+    names = [_plain(re.split(r"[^\w.-]", requirement)[0]) for requirement in stated]
+    pairs = zip(stated, names, strict=True)
+    return [text for text, name in pairs if "extra ==" not in text and name not in left_out]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 #: Of setup.py, what smoke needs; SGLang itself comes with the release's own pins.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import multiprocessing
@@ -61,28 +62,34 @@ def register() -> None:
         hooks.register(process)
 
 
-def from_source(path: str) -> Callable[..., Any]:
-    """The hook behind a dotted path, for an SGLang with our source patches (`patches/zos_hooks.py`).
+def from_source(path: str) -> Callable[..., Any] | None:
+    """The hook behind a dotted path, or None, said once; for SGLang's source (`patches/zos_hooks.py`).
 
     Its plugin loader may have passed us over (SGLANG_PLUGINS, no entry point); then the first hook of the
     process reads the settings and looks at the release, as the loader's call would have.
 
     Raises:
         SystemExit: as `register`.
-        AttributeError: the patches are of another zos-sglang.
     """
     if os.getpid() not in _called:
         register()
         from zos_sglang.upstream import hooks
 
-        if missing := hooks.not_in_source():
+        if missing := [target for process in _roles() for target in hooks.not_in_source(process)]:
             logger.warning(
                 "zos-sglang: this SGLang's source patches lack %s, which do nothing here; apply the patches "
                 "of this zos-sglang",
                 ", ".join(missing),
             )
+    return _found(path)
+
+
+@functools.cache
+def _found(path: str) -> Callable[..., Any] | None:
     module, name = path.rsplit(".", 1)
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    found: Callable[..., Any] | None = getattr(importlib.import_module(module), name, None)
+    if found is None:
+        logger.warning("zos-sglang: this SGLang's source patches are of another zos-sglang: no %s", path)
     return found
 
 

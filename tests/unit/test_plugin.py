@@ -168,6 +168,12 @@ def test_patches_that_lack_a_hook_are_told(patched, registered, monkeypatch, cap
     assert "source patches lack sglang.srt.entrypoints.http_server._setup_and_run_http_server" in caplog.text
 
 
+def test_patches_of_another_version_are_told_once_and_their_function_runs_as_it_is(patched, caplog):
+    assert plugin.from_source("zos_sglang.upstream.entry.no_such_hook") is None
+    assert plugin.from_source("zos_sglang.upstream.entry.no_such_hook") is None
+    assert caplog.text.count("are of another zos-sglang: no zos_sglang.upstream.entry.no_such_hook") == 1
+
+
 def test_bad_settings_end_a_patched_server_too(patched, monkeypatch, capsys):
     monkeypatch.setenv("ZOS_MODE", "overlpa")
     with pytest.raises(SystemExit):

@@ -401,12 +401,9 @@ def in_source(hook: Hook) -> bool:
     return getattr(resolve(hook.target), "__zos_hook__", None) == hook.replacement
 
 
-def not_in_source() -> list[str]:
-    """Targets of this process's hooks that neither the source nor a registration covers."""
-    from zos_sglang.plugin import _roles
-
-    roles = _roles()
-    ours = [h for h in hooks_of(installed()) if h.process in roles and h.kind != "mirror"]
+def not_in_source(process: Process) -> list[str]:
+    """Targets of a process's hooks that this SGLang's source does not call."""
+    ours = [h for h in hooks_of(installed()) if h.process == process and h.kind != "mirror"]
     return [h.target for h in ours if not in_source(h)]
 
 

@@ -21,6 +21,9 @@ IMPORT = "from sglang.srt.zos_hooks import hook as zos_hook"
 NAMES = {
     "sglang/srt/speculative/spec_info.py": "future-map",
     "sglang/srt/managers/scheduler.py": "scheduler-event-loop",
+    "sglang/srt/managers/scheduler_components/dp_attn.py": "dp-attention",
+    "sglang/srt/disaggregation/prefill.py": "disaggregation-prefill-loop",
+    "sglang/srt/disaggregation/decode.py": "disaggregation-decode-loop",
 }
 
 

@@ -8,7 +8,8 @@ import pytest
 from sglang.srt.managers.scheduler import Scheduler
 
 from zos_sglang.resident.eligibility import Refusal
-from zos_sglang.upstream import decode_coverage, http, releases
+from zos_sglang.settings import Settings
+from zos_sglang.upstream import http, lane_build, lane_conditions, releases
 from zos_sglang.upstream.releases import READBACK
 from zos_sglang.upstream.versions import installed
 from zos_sglang.upstream.watch_stock import StockWatch
@@ -29,12 +30,18 @@ def test_a_scheduler_without_the_newer_fields_copies_itself_and_opens_no_thinkin
     assert releases.opens_thinking_itself(SimpleNamespace(self_opened_think_start_ids=[7]))
 
 
-def test_the_graph_executor_refuses_a_release_that_it_was_not_tried_with(monkeypatch):
-    monkeypatch.setattr(decode_coverage, "captured_decode_was_read", lambda: False)
-    monkeypatch.setattr(decode_coverage, "installed", lambda: "0.5.22")
-    found = decode_coverage.uncovered(SimpleNamespace())
-    assert found is not None and found.refusal is Refusal.ATTENTION_BACKEND
-    assert "SGLang 0.5.22" in found.why
+def test_a_server_with_decode_graphs_of_a_release_that_was_not_tried_is_refused_and_forecast(monkeypatch):
+    monkeypatch.setattr(lane_build, "captured_decode_was_read", lambda: False)
+    monkeypatch.setattr(lane_conditions, "captured_decode_was_read", lambda: False)
+    graphs = type("DecodeCudaGraphRunner", (), {})()
+    runner = SimpleNamespace(decode_cuda_graph_runner=graphs)
+    scheduler = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))
+    found = lane_build._executor(SimpleNamespace(scheduler=scheduler), Settings())
+    assert found.refusal is Refusal.RELEASE
+    (condition,) = [c for c in lane_conditions.CONDITIONS if c.refusal is Refusal.RELEASE]
+    assert condition.phrases == (found.why,)
+    assert condition.applies(SimpleNamespace(graphs="full"))
+    assert not condition.applies(SimpleNamespace(graphs=lane_conditions.DISABLED))
 
 
 # ---------------------------------------------------------------- tokenizer workers with a fixed app

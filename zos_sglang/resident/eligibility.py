@@ -24,6 +24,7 @@ class Refusal(StrEnum):
     SELECTION = "selection"
     UPSTREAM_LAUNCH = "upstream-launch"
     OTHER_PLUGIN = "other-plugin"
+    RELEASE = "release"
     # The batch at hand.
     NOT_DECODE = "not-decode"
     GRAMMAR = "grammar"

@@ -25,6 +25,7 @@ from zos_sglang.upstream.lane_model import SglangModelStep
 from zos_sglang.upstream.lane_port import SglangLane, SglangLanePort
 from zos_sglang.upstream.lane_results import LaneResults
 from zos_sglang.upstream.port import SglangDevice
+from zos_sglang.upstream.releases import captured_decode_was_read
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,8 @@ def _executor(parts: Parts, settings: Settings) -> Executor | Uncovered:
     scheduler = parts.scheduler
     runner = scheduler.tp_worker.model_runner
     if type(runner.decode_cuda_graph_runner).__name__ == "DecodeCudaGraphRunner":
+        if not captured_decode_was_read():
+            return Uncovered(Refusal.RELEASE, "decode graphs of a release that the lane was not tried with")
         if why := uncovered(runner):
             return why
         graphs = GraphExecutor(

@@ -18,6 +18,8 @@ from zos_sglang.upstream.lane_facts import (
     unset,
     without,
 )
+from zos_sglang.upstream.releases import captured_decode_was_read
+from zos_sglang.upstream.versions import SUPPORTED
 
 POOL = "a KV pool of another kind"
 KIND = "this kind of model"
@@ -239,6 +241,13 @@ _DIAGNOSTICS = (
 )
 
 _GRAPHS = (
+    Condition(
+        Refusal.RELEASE,
+        "--disable-cuda-graph",
+        "decode graphs of a release that the lane was not tried with",
+        f"sglang=={SUPPORTED[-1]}; or --disable-cuda-graph, with which the lane runs ordinary forwards",
+        lambda facts: facts.graphs != DISABLED and not captured_decode_was_read(),
+    ),
     Condition(
         Refusal.ATTENTION_BACKEND,
         "--attention-backend, --decode-attention-backend",

@@ -114,7 +114,10 @@ def load(folder: Path, release: str) -> PatchSet:
         PatchError: there is none, or its files do not belong together.
     """
     if release not in releases(folder):
-        known = ", ".join(releases(folder)) or f"none in {folder}"
+        known = (
+            ", ".join(releases(folder))
+            or f"none in {folder}; name the folder patches of a clone with --patches"
+        )
         raise PatchError(f"there are no patches for SGLang {release} (there are for: {known})")
     where = folder / f"{PREFIX}{release}"
     steps: list[Step] = []

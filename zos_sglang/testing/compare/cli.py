@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from zos_sglang.modes import MODES
+from zos_sglang.testing.bench.cli import pair
 from zos_sglang.testing.compare import report, runner
 from zos_sglang.testing.compare.lane import missing_from_suite
 from zos_sglang.testing.compare.prompts import ModelInfo
@@ -50,6 +52,8 @@ def main(argv: list[str] | None = None) -> int:
         # A tiny model's operators are too short to share: on a busy machine, threads that wait for
         # one another make a step 40 times longer.
         env={"OMP_NUM_THREADS": "1"} if args.model in TINY else {},
+        args=tuple(shlex.split(args.server_args)),
+        our_env=dict(args.env),
         say=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
     )
     begun = time.monotonic()
@@ -85,6 +89,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--mode", choices=OUR_MODES, default="overlap", help="mode of ours")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument("--keep-logs", action="store_true", help="keep the servers' logs")
+    parser.add_argument(
+        "--server-args", default="", metavar="FLAGS", help="more flags for all servers, as one string"
+    )
+    parser.add_argument(
+        "--env",
+        action="append",
+        type=pair,
+        default=[],
+        metavar="K=V",
+        help="a ZOS_ variable for our servers (repeatable)",
+    )
     parser.add_argument("--list", action="store_true", help="list the scenarios and stop")
     parser.add_argument(
         "--cache", type=Path, default=Path(".cache"), help="where demo models are made (.cache)"
@@ -132,6 +147,8 @@ def _describe(args: argparse.Namespace, plan: runner.Plan, seconds: float) -> di
         "suite": args.suite if args.scenario is None else args.scenario,
         "model": args.model,
         "mode": plan.mode or "stock-process",
+        "server_args": args.server_args,
+        "env": dict(plan.our_env),
         "device": "cpu" if plan.cpu else "cuda",
         "seconds": round(seconds, 1),
         "versions": {name: metadata.version(name) for name in ("zos-sglang", "sglang", "torch")},

@@ -97,8 +97,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a run needs. limit_s bounds one scenario on one server, in seconds; `env` goes
-    to every server."""
+    """Everything a run needs. limit_s bounds one scenario on one server, in seconds; `env` and `args` go
+    to every server, `our_env` (ZOS_* variables) only to ours."""
 
     model: ModelInfo
     mode: str | None
@@ -107,6 +107,8 @@ class Plan:
     limit_s: float
     say: Callable[[str], None]
     env: Mapping[str, str] = field(default_factory=dict)
+    args: tuple[str, ...] = ()
+    our_env: Mapping[str, str] = field(default_factory=dict)
 
 
 def run(plan: Plan, scenarios: Iterable[Scenario]) -> list[Result]:
@@ -184,9 +186,11 @@ def _play_group(plan: Plan, config: ServerConfig, side: Side, scenarios: list[Sc
         start += 1
         suffix = "" if start == 1 else f"-{start}"
         log = plan.logs / f"{config.name}-{side.name}{suffix}.log"
-        env = {**plan.env, **config.env, **(config.our_env if side.mode is not None else {})}
+        env = {**plan.env, **config.env}
+        if side.mode is not None:
+            env |= {**config.our_env, **plan.our_env}
         env |= CHECKS
-        args = (*config.args, *(reference_args(plan.mode) if side.name == "stock" else ()))
+        args = (*config.args, *plan.args, *(reference_args(plan.mode) if side.name == "stock" else ()))
         server = ServerProcess(plan.model.path, mode=side.mode, args=args, env=env, log=log, cpu=plan.cpu)
         begun = time.monotonic()
         try:

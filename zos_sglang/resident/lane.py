@@ -19,6 +19,7 @@ import logging
 from typing import Any
 
 from zos_sglang.overlap.guards import Reason
+from zos_sglang.overlap.protocols import Decisions
 from zos_sglang.overlap.row_ledger import RowLedgerError
 from zos_sglang.overlap.watch import OFF, Watch
 from zos_sglang.resident.account import LaneAccount
@@ -53,6 +54,8 @@ class Lane:
         self.window_steps = window
         #: Told of every step.
         self.watch: Watch = OFF
+        #: Logs decisions where ranks are compared; None otherwise.
+        self.ranks: Decisions | None = None
         self.batch: Any = None
         self.table: RowTable | None = None
         self.window: Window | None = None
@@ -82,7 +85,7 @@ class Lane:
             return self._open(batch, table, pending)
         if refusal is not None and refusal is not Refusal.NOT_DECODE:
             self.account.refused[refusal] += 1
-            self.account.refusal = refusal
+            self.account.refusal = self.account.last_refusal = refusal
             self.account.decode_steps += 1
         return None
 
@@ -155,6 +158,9 @@ class Lane:
             return None
         port.selected_again()
         self.watch.launching(self.batch, Reason.OVERLAPPED, 1, None)
+        if self.ranks is not None:
+            assert self.window is not None
+            self.ranks.launching(self.batch, "lane step", Reason.OVERLAPPED, self.window.steps)
         return self._advance()
 
     def _advance(self) -> Any:
@@ -258,7 +264,7 @@ class Lane:
         port.write_back(batch, table, self.launched - 1)
         self.batch = self.table = self.window = None
         self.account.left[reason] += 1
-        self.account.departure = reason
+        self.account.departure = self.account.last_departure = reason
 
     @property
     def is_sound(self) -> bool:

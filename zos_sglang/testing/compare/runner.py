@@ -36,7 +36,7 @@ CHECKS = {
     "SGLANG_IS_IN_CI": "1",
 }
 # Never right in a server that claims to be like stock.
-FORBIDDEN = ("paths.fallbacks", "paths.stalls", "lane.faults")
+FORBIDDEN = ("paths.fallbacks", "paths.stalls", "lane.faults", "ranks.differences")
 
 
 @dataclass

@@ -32,6 +32,8 @@ class Checker:
         self.exchange = exchange
         self.stop_server = stop_server
         self.on_end = on_end
+        #: CPU time of the thread so far, seconds.
+        self.cpu_s = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="zos-ranks", daemon=True)
 
@@ -63,6 +65,7 @@ class Checker:
     def _until_found(self) -> str | None:
         exchange, heard = self.exchange, 0.0
         while not self._closed.wait(TURN_S):
+            self.cpu_s = time.thread_time()
             now = time.monotonic()
             if (difference := exchange.turn(now)) is not None:
                 peer, found = difference

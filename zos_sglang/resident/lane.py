@@ -10,7 +10,8 @@ outcome: rows come and go between two steps, and no decode step is spent outside
 
 Every decision depends on what all ranks of a tensor-parallel group know alike: requests received (broadcast
 by upstream), counts of steps, requests' states and the pool's free slots. No clock, no event query, no race
-decides.
+decides. Only a fault of ours may befall one rank alone: its lane is closed then, and its ordinary path runs
+the steps that the others' lanes run. ZOS_CHECK_RANKS compares all of this between ranks.
 """
 
 from __future__ import annotations
@@ -63,9 +64,13 @@ class Lane:
         self.launched = 0
         #: Replays of the bare model step to time at the next opening.
         self.floor_replays = 0
+        #: Whether a step that failed may run again on the ordinary path. Not where other ranks run the same
+        #: step: its collectives would not meet theirs. It then fails as stock's step does.
+        self.may_repeat = True
         self._row_ended = False
         self._unseen = False
         self._broken = False
+        self._stepping = False
 
     @property
     def is_open(self) -> bool:
@@ -91,18 +96,22 @@ class Lane:
 
     def _open(self, batch: Any, table: RowTable, pending: Any) -> Any:
         port = self.port
+        self._stepping = False
         try:
             port.count_launch(batch)
             with port.forward_context():
                 port.forward_waits_for_schedule()
                 port.resolve_inputs(batch)
                 self.executor.open(batch)
+                self._stepping = True
                 if self.floor_replays:
                     self._time_floor(batch)
                 self.executor.step()
         except RowLedgerError:
             raise  # debug mode found a wrong input; another launch would run on it
         except Exception:
+            if self._stepping and not self.may_repeat:
+                raise
             self._break("could not open")
             port.uncount_launch(batch)
             self.executor.close()
@@ -165,11 +174,15 @@ class Lane:
 
     def _advance(self) -> Any:
         port = self.port
+        self._stepping = False
         try:
             port.count_launch(self.batch)
             with port.forward_context():
+                self._stepping = True
                 self.executor.step()
         except Exception:
+            if self._stepping and not self.may_repeat:
+                raise
             self._break("a step failed")
             port.uncount_launch(self.batch)
             self.close(Departure.FAULT)

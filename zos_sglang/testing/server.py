@@ -135,6 +135,15 @@ class ServerProcess:
         return self._process.pid
 
     @property
+    def alive(self) -> bool:
+        """Whether the launcher runs, or any process that it started and that was seen by now."""
+        self._note_children()
+        running = [child for child in self._family.values() if child.is_running()]
+        return self._process is not None and (
+            self._process.poll() is None or any(c.status() != psutil.STATUS_ZOMBIE for c in running)
+        )
+
+    @property
     def command(self) -> list[str]:
         """The command line that `start` runs."""
         module = "sglang.launch_server" if self.mode is None else "zos_sglang.launch_server"

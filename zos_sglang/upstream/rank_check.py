@@ -1,4 +1,4 @@
-"""The rank-consensus check over SGLang 0.5.23: which ranks, over which store, and how a server is stopped."""
+"""The rank-consensus check over SGLang 0.5.23: which ranks, over what, and how a server is stopped."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import Any
 import psutil
 import torch
 from sglang.srt.runtime_context import get_parallel
-from torch.distributed import PrefixStore
-from torch.distributed.distributed_c10d import _get_default_store
 
 from zos_sglang.ranks.checker import Checker
 from zos_sglang.ranks.exchange import Exchange
@@ -21,33 +19,12 @@ from zos_sglang.ranks.log import DecisionLog
 from zos_sglang.ranks.peers import peers_of
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.settings import Settings
+from zos_sglang.upstream.rank_board import StoreBoard
 
 logger = logging.getLogger(__name__)
 
-_NAMESPACE = "zos_ranks"
 #: What the launcher gets to end all processes; then this one ends itself.
 _GRACE_S = 15.0
-
-
-class StoreBoard:
-    """`Board` over the store by which the process group was made. Rank 0 serves it from a native thread, so
-    it answers while Python hangs there."""
-
-    def __init__(self, store: Any) -> None:
-        # A connection of its own: the group's may be inside a call that waits.
-        self.store = PrefixStore(_NAMESPACE, store.clone())
-
-    def put(self, key: str, value: bytes) -> None:
-        self.store.set(key, value)
-
-    def get(self, key: str) -> bytes | None:
-        if not self.store.check([key]):
-            return None
-        found: bytes = self.store.get(key)
-        return found
-
-    def remove(self, key: str) -> None:
-        self.store.delete_key(key)
 
 
 @dataclass
@@ -70,6 +47,7 @@ class RankCheck:
             "agreed": exchange.agreed,
             "blocks": exchange.blocks,
             "differences": exchange.differences,
+            "thread_cpu_s": round(self.checker.cpu_s, 6),
         }
 
     def describe(self) -> str:
@@ -110,7 +88,7 @@ def _build(scheduler: Any, every: int, lane_account: LaneAccount) -> RankCheck:
 
     log = DecisionLog(lane_account, free_slots, tokens)
     peers = peers_of(group.rank, group.ranks, parallel.attn_dp_size if parallel.attn_dp_enabled else 1)
-    board = StoreBoard(_get_default_store())
+    board = StoreBoard.of_this_group()
     exchange = Exchange(board, group.rank, peers, every, log.take)
     launcher = psutil.Process().parent()
 

@@ -121,7 +121,7 @@ class Runtime:
             logger.warning("zos-sglang: launches go through upstream's run_batch: %s", why_not)
         device = SglangDevice(scheduler, pins, self.account, self.settings.wait)
         self._launcher = SglangLauncher(device, port, streams, pins, self.account, own=why_not is None)
-        self._make_lane = partial(self._build_lane, Parts(scheduler, device, streams, pins))
+        self._make_lane = partial(self._lane_of_all_ranks, Parts(scheduler, device, streams, pins))
         if self.settings.probe:
             self._install_probe(scheduler)
         self.observation = observe(scheduler, self.settings, self.lane_account)
@@ -206,6 +206,21 @@ class Runtime:
     def _close_ranks(self) -> None:
         if self.ranks is not None:
             self.ranks.close()
+
+    def _lane_of_all_ranks(self, parts: Any) -> Any:
+        """The lane, on all ranks or on none: memory may run out on one of them alone."""
+        from zos_sglang.upstream.rank_board import all_ranks_have
+
+        lane = self._build_lane(parts)
+        if all_ranks_have("lane", lane is not None, self.scheduler.tp_group):
+            return lane
+        if lane is not None:
+            logger.warning("zos-sglang: another rank has no resident lane; mode overlap runs")
+            self.lane_account.refused[Refusal.CLOSED_FOR_GOOD] += 1
+            self.observation.place("lane", None)
+            port: Any = self._launcher.port if self._launcher else None
+            port.lane_results = None
+        return None
 
     def _build_lane(self, parts: Any) -> Any:
         """The lane, or None where it cannot be had: mode `resident` is then mode `overlap`."""

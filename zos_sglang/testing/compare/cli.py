@@ -15,6 +15,7 @@ from rich.console import Console
 
 from zos_sglang.modes import MODES
 from zos_sglang.testing.bench.cli import pair
+from zos_sglang.testing.bench.record import provenance
 from zos_sglang.testing.compare import report, runner
 from zos_sglang.testing.compare.lane import missing_from_suite
 from zos_sglang.testing.compare.prompts import ModelInfo
@@ -24,6 +25,8 @@ from zos_sglang.testing.models import make_smollm2, make_tiny
 from zos_sglang.testing.server import cuda_available
 
 OUR_MODES = tuple(mode for mode in MODES if mode != "off")
+#: Of a measurement's head, what `run` in the JSON does not say otherwise.
+_HEAD = ("commit", "date", "command", "machine")
 TINY = {"tiny": "qwen3", "tiny-qwen3": "qwen3", "tiny-llama": "llama"}
 
 
@@ -152,4 +155,5 @@ def _describe(args: argparse.Namespace, plan: runner.Plan, seconds: float) -> di
         "device": "cpu" if plan.cpu else "cuda",
         "seconds": round(seconds, 1),
         "versions": {name: metadata.version(name) for name in ("zos-sglang", "sglang", "torch")},
+        **{name: value for name, value in provenance("compare_stock").items() if name in _HEAD},
     }

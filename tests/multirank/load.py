@@ -41,11 +41,11 @@ def play(url: str, seed: int) -> dict[str, tuple[Any, ...]]:
 
 
 def _body(i: int, chance: random.Random) -> dict[str, Any]:
-    words = " ".join(chance.choice(("alpha", "beta", "gamma", "delta")) for _ in range(chance.randint(1, 60)))
+    words = " ".join(chance.choice(("alpha", "beta", "gamma", "delta")) for _ in range(chance.randint(1, 40)))
     aborted = i % _ABORTED == _ABORTED - 1
     params: dict[str, Any] = {
         "temperature": 0,
-        "max_new_tokens": 400 if aborted else chance.randint(1, 70),
+        "max_new_tokens": 300 if aborted else chance.choice((1, 8, 60, 90, 120)),
         "ignore_eos": i % 2 == 0 or aborted,
     }
     if i % 5 == 1:

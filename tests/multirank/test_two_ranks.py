@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 
 #: A pool that overflows while it decodes, and chunks of long prompts.
 TIGHT = (
-    *("--max-total-tokens", "1000", "--max-running-requests", "24", "--schedule-conservativeness", "0.1"),
+    *("--max-total-tokens", "700", "--max-running-requests", "24", "--schedule-conservativeness", "0.1"),
     *("--chunked-prefill-size", "64"),
 )
 CHECK = {"ZOS_CHECK_RANKS": "4", "ZOS_DEBUG_FUTURE_MAP": "1", **STRICT}

@@ -123,7 +123,8 @@ class DecisionLog:
             shown = " ".join(str(rid)[:_SHOWN_CHARACTERS] for rid in ids[:_SHOWN_IDS])
             more = " ..." if len(ids) > _SHOWN_IDS else ""
             self._reqs, self._size = reqs, len(ids)
-            self._ids = f"{crc32(repr(ids).encode()):08x} ({shown}{more})" if ids else ""
+            digest = crc32("\n".join(map(str, ids)).encode())
+            self._ids = f"{digest:08x} ({shown}{more})" if ids else ""
         return self._ids
 
     def _break(self) -> None:

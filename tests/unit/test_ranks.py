@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -9,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zos_sglang.overlap.guards import Reason
+from tests.unit.lane_recorder import Executing, Recorder
+from tests.unit.test_event_loop import loop_over
+from tests.unit.test_lane import batch_of as lane_batch
+from zos_sglang.overlap.guards import FIRST_TOKEN, OVERLAPPED, Reason
 from zos_sglang.ranks import exchange as exchange_module
 from zos_sglang.ranks import log as log_module
 from zos_sglang.ranks.checker import Checker
@@ -19,6 +24,7 @@ from zos_sglang.ranks.peers import peers_of
 from zos_sglang.ranks.row import FIELDS, SHARED, Row, decode, encode, first_difference
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Departure
+from zos_sglang.resident.lane import Lane
 
 
 class Mode:
@@ -362,3 +368,66 @@ def test_closing_ends_the_thread(run):
     run.checker.start()
     run.checker.close()
     assert not run.checker._thread.is_alive()
+
+
+# ------------------------------------------------------------ where decisions are told
+
+
+def test_the_pure_part_imports_neither_torch_nor_sglang():
+    modules = "checker exchange log peers row".split()
+    code = "import sys\n" + "".join(f"import zos_sglang.ranks.{name}\n" for name in modules)
+    code += "assert not {'torch', 'sglang'} & set(sys.modules), 'imported'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Told:
+    """Writes into the log of the loop or lane what it is told."""
+
+    def __init__(self, say):
+        self.say = say
+
+    def launching(self, batch, action, reason, reserved):
+        self.say(f"{action}: {reason}, {reserved}")
+
+    def resting(self, action):
+        self.say(f"resting: {action}")
+
+    def processed(self, result):
+        self.say(f"tokens of {result.name}")
+
+
+def test_the_loop_tells_a_decision_before_it_launches_and_tokens_once_they_are_home():
+    loop, log = loop_over(["A", "B", None], [OVERLAPPED, FIRST_TOKEN])
+    loop.ranks = Told(log.append)
+    loop.run()
+    assert log[log.index("launch: overlapped, 0") + 1] == "launch A"
+    at = log.index("launch: first-token, 0")
+    assert log[at - 3 : at + 2] == [
+        "process A' a",
+        "tokens of a",
+        "between",
+        "launch: first-token, 0",
+        "launch B",
+    ]
+    assert log[-4:] == ["resting: idle", "process B' b", "tokens of b", "end"]
+
+
+def test_the_loop_tells_that_it_is_paused():
+    loop, log = loop_over("AB", paused=(2, 3))
+    loop.ranks = Told(log.append)
+    loop.run()
+    assert log.count("resting: paused") == 2
+
+
+def test_the_lane_tells_a_step_with_its_window_before_it_runs():
+    port = Recorder()
+    port.refuses = port.port_refuses
+    executing = Executing(port)
+    lane = Lane(port, executing, executing, LaneAccount(), window=4)
+    lane.ranks = Told(port.say)
+    assert lane.enter(lane_batch(20, 20), None) is not None
+    lane.settle()
+    lane.ride()
+    told = port.log.index("lane step: overlapped, 4")
+    reserved = next(i for i, said in enumerate(port.log) if said.startswith("reserve"))
+    assert reserved < told < port.log.index("step", told)

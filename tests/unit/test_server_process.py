@@ -62,6 +62,20 @@ def test_no_child_outlives_the_server(tmp_path: Path, end: str) -> None:
     assert gone
 
 
+@pytest.mark.parametrize("end", ["time.sleep(600)", "time.sleep(1); sys.exit(1)"], ids=["alive", "dead"])
+def test_a_server_is_alive_as_long_as_any_process_of_it(tmp_path: Path, end: str) -> None:
+    script = Script(FAMILY + end, tmp_path / "log")
+    assert not script.alive
+    script.launch()
+    while not script.log_text():
+        time.sleep(0.05)
+    assert script.alive
+    time.sleep(1.5)
+    assert script.alive  # its child is
+    script.stop()
+    assert not script.alive
+
+
 CALLER = """
 import sys
 from pathlib import Path

@@ -137,11 +137,10 @@ class ServerProcess:
     @property
     def alive(self) -> bool:
         """Whether the launcher runs, or any process that it started and that was seen by now."""
+        if self._process is None:
+            return False
         self._note_children()
-        running = [child for child in self._family.values() if child.is_running()]
-        return self._process is not None and (
-            self._process.poll() is None or any(c.status() != psutil.STATUS_ZOMBIE for c in running)
-        )
+        return self._process.poll() is None or any(map(_runs, self._family.values()))
 
     @property
     def command(self) -> list[str]:
@@ -243,6 +242,13 @@ class ServerProcess:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _dying_with_us() -> list[str]:

@@ -374,7 +374,7 @@ def test_closing_ends_the_thread(run):
 
 
 def test_the_pure_part_imports_neither_torch_nor_sglang():
-    modules = "checker exchange log peers row".split()
+    modules = ["checker", "exchange", "log", "peers", "row"]
     code = "import sys\n" + "".join(f"import zos_sglang.ranks.{name}\n" for name in modules)
     code += "assert not {'torch', 'sglang'} & set(sys.modules), 'imported'"
     subprocess.run([sys.executable, "-c", code], check=True)

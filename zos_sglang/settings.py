@@ -114,7 +114,7 @@ class Settings(BaseModel):
     check_ranks: int = Field(
         0,
         ge=0,
-        le=65536,
+        le=4096,
         description="Compare what the ranks of a tensor-parallel group decide, so many decisions at a time. "
         "On a difference the log names the first differing field with both values, and the server is "
         "stopped. 0 turns the check off. Modes sync, overlap and resident.",

@@ -69,6 +69,15 @@ def test_jittery_ranks_decide_alike_and_answer_as_stock_does(jittery, stock, mod
     assert after["lane"]["faults"] == after["paths"]["fallbacks"] == 0
 
 
+def test_a_lane_that_fails_in_one_rank_is_closed_there_and_the_ranks_go_on_together(start, stock):
+    """Unchecked, for the check would stop this server: the ranks' ways differ, and their launches do not."""
+    client = start("resident", {FAULT: "1:lane:4", "ZOS_CHECK_RANKS": "0"})
+    assert play(client.server.url, SEED) == stock
+    assert "the resident lane could not open; it stays closed" in client.server.log_text()
+    state = client.zos()
+    assert state["lane"]["opened"] > 4 and state["lane"]["faults"] == 0  # rank 0's lane; rank 1 has none
+
+
 @pytest.mark.parametrize(
     ("fault", "mode", "said"),
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zos_sglang.testing.rank_jitter import FAULT, JITTER, MILLISECONDS, Jitter, Plan, otherwise
+from zos_sglang.testing.rank_jitter import FAULT, JITTER, MILLISECONDS, Jitter, Plan, failing, otherwise
 
 BOTH = {JITTER: "0:3,1:7", MILLISECONDS: "4"}
 
@@ -44,6 +44,15 @@ def test_another_rank_decides_as_ever():
     assert [deciding() for _ in range(4)] == [1] * 4
 
 
+def test_one_call_of_one_rank_fails():
+    plan = Plan.of({FAULT: "1:lane:2"})
+    mine, other = failing(lambda: 1, lambda: 1, plan), failing(lambda: 1, lambda: 0, plan)
+    assert mine() == 1
+    with pytest.raises(RuntimeError, match="planted"):
+        mine()
+    assert [mine(), other(), other(), other()] == [1] * 4
+
+
 def test_an_unknown_fault_is_refused():
-    with pytest.raises(ValueError, match="1:nap:3: nap is none of decision, selection"):
+    with pytest.raises(ValueError, match="1:nap:3: nap is none of decision, selection, lane"):
         Plan.of({FAULT: "1:nap:3"})

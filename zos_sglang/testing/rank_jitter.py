@@ -9,6 +9,7 @@ collectives only.
 
     decision    launch number AT or the first one after it that may overlap does not
     selection   the AT-th batch selected is not launched: the other ranks hang in its forward
+    lane        the AT-th opening of the resident lane fails, which closes it in this rank alone
 
 `ENTRY` is the `entry_points.txt` of a distribution that lets SGLang find the plugin.
 """
@@ -26,7 +27,7 @@ from typing import Any
 
 ENTRY = "[sglang.srt.plugins]\nrank_jitter = zos_sglang.testing.rank_jitter:register\n"
 JITTER, MILLISECONDS, FAULT = "RANK_JITTER", "RANK_JITTER_MS", "RANK_FAULT"
-KINDS = ("decision", "selection")
+KINDS = ("decision", "selection", "lane")
 
 _RECEIVE = "sglang.srt.managers.scheduler_components.request_receiver.SchedulerRequestReceiver.recv_requests"
 _FORWARD = "sglang.srt.model_executor.model_runner.ModelRunner.forward"
@@ -125,6 +126,22 @@ def otherwise(
     return deciding
 
 
+def failing(call: Callable[..., Any], rank: Callable[[], int], plan: Plan) -> Any:
+    """`call`, which raises in its AT-th call in the rank of the plan's fault."""
+    assert plan.fault is not None
+    whose, _, at = plan.fault
+    calls = 0
+
+    def calling(*args: Any) -> Any:
+        nonlocal calls
+        calls += rank() == whose
+        if calls == at and rank() == whose:
+            raise RuntimeError("planted by RANK_FAULT")
+        return call(*args)
+
+    return calling
+
+
 def register() -> None:
     """Entry point of group `sglang.srt.plugins`; acts in processes that run a scheduler.
 
@@ -163,6 +180,7 @@ def _hold_up(plan: Plan) -> None:
 def _decide_otherwise(plan: Plan) -> None:
     from zos_sglang.overlap.event_loop import EventLoop
     from zos_sglang.overlap.guards import FIRST_TOKEN
+    from zos_sglang.resident.eager import EagerExecutor
     from zos_sglang.upstream.port import SglangPort
 
     assert plan.fault is not None
@@ -170,6 +188,8 @@ def _decide_otherwise(plan: Plan) -> None:
         EventLoop._decide = otherwise(  # type: ignore[method-assign]
             EventLoop._decide, lambda found: FIRST_TOKEN if found.overlap else found, _rank, plan
         )
+    elif plan.fault[1] == "lane":
+        EagerExecutor.open = failing(EagerExecutor.open, _rank, plan)  # type: ignore[method-assign]
     else:
         SglangPort.select = otherwise(SglangPort.select, lambda _: None, _rank, plan)  # type: ignore[method-assign]
 

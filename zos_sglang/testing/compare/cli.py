@@ -45,20 +45,33 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     cpu = not cuda_available()
     logs = Path(tempfile.mkdtemp(prefix="compare-stock-"))
-    model = ModelInfo(_model(parser, args))
-    plan = runner.Plan(
-        model=model,
-        mode=None if args.ours == "stock-process" else args.mode,
-        logs=logs,
-        cpu=cpu,
-        limit_s=args.timeout,
-        # A tiny model's operators are too short to share: on a busy machine, threads that wait for
-        # one another make a step 40 times longer.
-        env={"OMP_NUM_THREADS": "1"} if args.model in TINY else {},
-        args=tuple(shlex.split(args.server_args)),
-        our_env=dict(args.env),
-        say=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
-    )
+    model, stock = ModelInfo(_model(parser, args)), {}  # type: ignore[var-annotated]
+    failed = False
+    for mode in args.mode:
+        plan = runner.Plan(
+            model=model,
+            mode=None if args.ours == "stock-process" else mode,
+            logs=logs / mode,
+            cpu=cpu,
+            limit_s=args.timeout,
+            # A tiny model's operators are too short to share: on a busy machine, threads that wait for
+            # one another make a step 40 times longer.
+            env={"OMP_NUM_THREADS": "1"} if args.model in TINY else {},
+            args=tuple(shlex.split(args.server_args)),
+            our_env=dict(args.env),
+            say=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
+            stock=stock,
+        )
+        failed |= not _run(console, args, plan, scenarios)
+    if args.keep_logs or failed:
+        console.print(f"server logs: {logs}")
+    else:
+        shutil.rmtree(logs, ignore_errors=True)
+    return 1 if failed else 0
+
+
+def _run(console: Console, args: argparse.Namespace, plan: runner.Plan, scenarios: list[Scenario]) -> bool:
+    """Play in one mode, print and write what came of it; whether all is well."""
     begun = time.monotonic()
     results = runner.run(plan, scenarios)
     seconds = time.monotonic() - begun
@@ -67,16 +80,12 @@ def main(argv: list[str] | None = None) -> int:
     resident = plan.mode == "resident"
     report.print_report(console, results, title, resident=resident)
     if args.json is not None:
-        report.write_json(args.json, results, _describe(args, plan, seconds), resident=resident)
+        path = Path(args.json.format(mode=plan.mode))
+        report.write_json(path, results, _describe(args, plan, seconds), resident=resident)
     unseen = _unseen(args, results) if resident else []
     for sentence in unseen:
         console.print(sentence, markup=False, soft_wrap=True)
-    failed = bool(unseen) or not all(result.passed for result in results)
-    if args.keep_logs or failed:
-        console.print(f"server logs: {logs}")
-    else:
-        shutil.rmtree(logs, ignore_errors=True)
-    return 1 if failed else 0
+    return not unseen and all(result.passed for result in results)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,8 +98,19 @@ def _parser() -> argparse.ArgumentParser:
         "--scenario", action="append", metavar="NAME", help="only this one, of any suite (repeatable)"
     )
     parser.add_argument("--model", default="tiny", help="tiny, tiny-llama, smollm2 or a folder")
-    parser.add_argument("--mode", choices=OUR_MODES, default="overlap", help="mode of ours")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument(
+        "--config", action="append", metavar="NAME", help="only scenarios of this server start (repeatable)"
+    )
+    parser.add_argument(
+        "--mode",
+        type=_modes,
+        default="overlap",
+        metavar="MODE[,MODE]",
+        help=f"modes of ours, of {', '.join(OUR_MODES)}; stock is played once (overlap)",
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the results there; with several modes {mode} stands for each"
+    )
     parser.add_argument("--keep-logs", action="store_true", help="keep the servers' logs")
     parser.add_argument(
         "--server-args", default="", metavar="FLAGS", help="more flags for all servers, as one string"
@@ -117,7 +137,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _modes(text: str) -> tuple[str, ...]:
+    words = tuple(text.split(","))
+    if unknown := [word for word in words if word not in OUR_MODES]:
+        raise argparse.ArgumentTypeError(f"invalid choice: {unknown[0]!r}, not one of {', '.join(OUR_MODES)}")
+    return words
+
+
 def _chosen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[Scenario]:
+    if len(args.mode) > 1 and args.json is not None and "{mode}" not in args.json:
+        parser.error(f"--json {args.json}: with several modes, write {{mode}} where the name of each goes")
+    if args.config is not None:
+        known_configs = sorted({scenario.config.name for scenario in ALL})
+        for name in args.config:
+            if name not in known_configs:
+                parser.error(f"--config {name}: unknown; one of {', '.join(known_configs)}")
+        return [s for s in ALL if s.config.name in args.config and (s.smoke or args.suite == "full")]
     if args.scenario is None:
         return [s for s in ALL if s.smoke or args.suite == "full"]
     known = {scenario.name: scenario for scenario in ALL}
@@ -140,14 +175,15 @@ def _model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Path:
 
 def _unseen(args: argparse.Namespace, results: list[runner.Result]) -> list[str]:
     """What the lane never did although the whole suite was played."""
-    if args.suite != "full" or args.scenario is not None:
+    if args.suite != "full" or args.scenario is not None or args.config is not None:
         return []
     return missing_from_suite(report.lane_total(results))
 
 
 def _describe(args: argparse.Namespace, plan: runner.Plan, seconds: float) -> dict[str, object]:
     return {
-        "suite": args.suite if args.scenario is None else args.scenario,
+        "suite": args.scenario or args.suite,
+        **({"configs": args.config} if args.config else {}),
         "model": args.model,
         "mode": plan.mode or "stock-process",
         "server_args": args.server_args,

@@ -98,7 +98,8 @@ class Side:
 @dataclass(frozen=True)
 class Plan:
     """Everything a run needs. limit_s bounds one scenario on one server, in seconds; `env` and `args` go
-    to every server, `our_env` (ZOS_* variables) only to ours."""
+    to every server, `our_env` (ZOS_* variables) only to ours. `stock` keeps what stock answered, by server
+    start: a run of the same scenarios that finds it there plays ours only."""
 
     model: ModelInfo
     mode: str | None
@@ -109,6 +110,7 @@ class Plan:
     env: Mapping[str, str] = field(default_factory=dict)
     args: tuple[str, ...] = ()
     our_env: Mapping[str, str] = field(default_factory=dict)
+    stock: dict[tuple[str, ...], list[Played]] = field(default_factory=dict)
 
 
 def run(plan: Plan, scenarios: Iterable[Scenario]) -> list[Result]:
@@ -122,9 +124,12 @@ def run(plan: Plan, scenarios: Iterable[Scenario]) -> list[Result]:
             groups.setdefault(scenario.config, []).append(result)
     for config, group in groups.items():
         names = [result.scenario for result in group]
-        for side in (Side("stock", None), Side("ours", plan.mode)):
-            for result, played in zip(group, _play_group(plan, config, side, names), strict=True):
-                setattr(result, side.name, played)
+        known = (config.name, *reference_args(plan.mode))
+        if known not in plan.stock:
+            plan.stock[known] = _play_group(plan, config, Side("stock", None), names)
+        ours = _play_group(plan, config, Side("ours", plan.mode), names)
+        for result, stock_played, our_played in zip(group, plan.stock[known], ours, strict=True):
+            result.stock, result.ours = stock_played, our_played
         for result in group:
             judge(result, Side("ours", plan.mode))
             verdict = "equal" if result.passed else "DIFFERENT"

@@ -148,13 +148,13 @@ class EventLoop:
                 port.idle()
         else:
             decision = self._decide(batch)
+            if self.ranks is not None:
+                self.ranks.launching(batch, "launch", decision.reason, 0)
             if not decision.overlap:
                 self.process_down_to(0)
                 port.between()
             queue = self.queue
             self.watch.launching(batch, decision.reason, len(queue), queue[0][1] if queue else None)
-            if self.ranks is not None:
-                self.ranks.launching(batch, "launch", decision.reason, 0)
             result = self._launch(batch)
             self.process_down_to(1)
             self.phase = "sample"

@@ -105,7 +105,7 @@ class Decisions(Protocol):
     """Logs what this rank decides; see `zos_sglang.ranks.log`. Must not raise, must not wait."""
 
     def launching(self, batch: Any, action: str, reason: str, reserved: int) -> None:
-        """A launch is decided on and about to happen; `reserved` steps have their slots."""
+        """A launch is decided on, and nothing has come of it yet; `reserved` steps have their slots."""
 
     def resting(self, action: str) -> None:
         """No launch in this iteration: idle or paused."""

@@ -60,7 +60,7 @@ class DecisionLog:
         self._ids = ""
 
     def launching(self, batch: Any, action: str, reason: str, reserved: int) -> None:
-        """A launch is decided on and about to happen. `reserved`: steps that the lane has slots for."""
+        """A launch is decided on, no more. `reserved`: steps that the lane has slots for."""
         if not self.sound:
             return
         try:

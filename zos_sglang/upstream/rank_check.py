@@ -23,8 +23,9 @@ from zos_sglang.upstream.rank_board import StoreBoard
 
 logger = logging.getLogger(__name__)
 
-#: What the launcher gets to end all processes; then this one ends itself.
-_GRACE_S = 15.0
+#: What the launcher gets to end all processes, then this one ends itself. Upstream's takes over a minute:
+#: stacks (SGLANG_PYSPY_DUMP_BEFORE_CRASH) and core dumps (SGLANG_CUDA_COREDUMP_BEFORE_CRASH) come first.
+_GRACE_S = 90.0
 
 
 @dataclass

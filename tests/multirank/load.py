@@ -13,6 +13,8 @@ import httpx
 REQUESTS = 36
 SEED = 5
 PREFIX = "The ranks of one server read the same requests "
+#: The first ones come together, ask for more than the pool holds, and so are retracted.
+_BURST = 16
 #: Every so many requests is aborted by its client while it runs.
 _ABORTED = 6
 
@@ -24,7 +26,7 @@ def play(url: str, seed: int) -> dict[str, tuple[Any, ...]]:
     """
     chance, client = random.Random(seed), httpx.Client(base_url=url, timeout=120, trust_env=False)
     bodies = {f"{seed}-{i}": _body(i, chance) for i in range(REQUESTS)}
-    starts = {name: chance.uniform(0, 2.0) for name in bodies}
+    starts = {name: chance.uniform(0, 2.0) * (i >= _BURST) for i, name in enumerate(bodies)}
     begun = time.monotonic()
 
     def ask(name: str) -> tuple[Any, ...] | None:
@@ -43,15 +45,17 @@ def play(url: str, seed: int) -> dict[str, tuple[Any, ...]]:
 
 def _body(i: int, chance: random.Random) -> dict[str, Any]:
     # A few prompts are long enough for several chunks; the rest are short, so that many run together.
-    length = 30 if i % 12 == 7 else chance.randint(1, 5)
+    length = 30 if i % 12 == 7 and i > _BURST else chance.randint(1, 5)
     words = " ".join(chance.choice(("alpha", "beta", "gamma", "delta")) for _ in range(length))
     aborted = i % _ABORTED == _ABORTED - 1
+    burst = i < _BURST
+    tokens = 100 if burst else chance.choice((1, 8, 40, 60, 80))
     params: dict[str, Any] = {
         "temperature": 0,
-        "max_new_tokens": 200 if aborted else chance.choice((1, 8, 60, 70, 80)),
-        "ignore_eos": i % 2 == 0 or aborted,
+        "max_new_tokens": 200 if aborted else tokens,
+        "ignore_eos": i % 2 == 0 or aborted or burst,
     }
-    if i % 5 == 1:
+    if i % 5 == 1 and not burst:
         params["stop"] = ["e", "th"]
     return {"text": (PREFIX if i % 3 == 0 else "") + words, "sampling_params": params, "stream": i % 2 == 1}
 

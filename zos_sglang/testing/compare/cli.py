@@ -80,7 +80,7 @@ def _run(console: Console, args: argparse.Namespace, plan: runner.Plan, scenario
     resident = plan.mode == "resident"
     report.print_report(console, results, title, resident=resident)
     if args.json is not None:
-        path = Path(args.json.format(mode=plan.mode))
+        path = Path(args.json.replace("{mode}", plan.mode or "stock-process"))
         report.write_json(path, results, _describe(args, plan, seconds), resident=resident)
     unseen = _unseen(args, results) if resident else []
     for sentence in unseen:
@@ -147,19 +147,16 @@ def _modes(text: str) -> tuple[str, ...]:
 def _chosen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[Scenario]:
     if len(args.mode) > 1 and args.json is not None and "{mode}" not in args.json:
         parser.error(f"--json {args.json}: with several modes, write {{mode}} where the name of each goes")
-    if args.config is not None:
-        known_configs = sorted({scenario.config.name for scenario in ALL})
-        for name in args.config:
-            if name not in known_configs:
-                parser.error(f"--config {name}: unknown; one of {', '.join(known_configs)}")
-        return [s for s in ALL if s.config.name in args.config and (s.smoke or args.suite == "full")]
-    if args.scenario is None:
-        return [s for s in ALL if s.smoke or args.suite == "full"]
-    known = {scenario.name: scenario for scenario in ALL}
-    for name in args.scenario:
-        if name not in known:
-            parser.error(f"--scenario {name}: unknown; one of {', '.join(known)}")
-    return [s for s in ALL if s.name in args.scenario]
+    for flag, names, known in (
+        ("scenario", args.scenario, [scenario.name for scenario in ALL]),
+        ("config", args.config, sorted({scenario.config.name for scenario in ALL})),
+    ):
+        for name in names or ():
+            if name not in known:
+                parser.error(f"--{flag} {name}: unknown; one of {', '.join(known)}")
+    named = [s for s in ALL if args.scenario is None or s.name in args.scenario]
+    here = [s for s in named if args.config is None or s.config.name in args.config]
+    return [s for s in here if args.scenario is not None or s.smoke or args.suite == "full"]
 
 
 def _model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Path:

@@ -111,6 +111,14 @@ class Settings(BaseModel):
         le=1024,
         description="Size at which a trace ends, in MB.",
     )
+    check_ranks: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="Compare what the ranks of a tensor-parallel group decide, so many decisions at a time. "
+        "On a difference the log names the first differing field with both values, and the server is "
+        "stopped. 0 turns the check off. Modes sync, overlap and resident.",
+    )
     probe: bool = Field(
         False, description="Time every decode step and report it in /server_info (benchmarks)."
     )
@@ -311,6 +319,6 @@ def _contradictions(settings: Settings, given: Mapping[str, Given]) -> list[str]
     return [
         f"{given[field].name}={given[field].text} contradicts {by}=off, where it has no "
         f"effect. Allowed with it: {by}={'|'.join(m for m in MODES if m != 'off')}. Remove one of the two."
-        for field in ("consecutive_prefill", "debug_future_map", "trace", "probe")
+        for field in ("consecutive_prefill", "debug_future_map", "trace", "check_ranks", "probe")
         if field in given and getattr(settings, field)
     ]

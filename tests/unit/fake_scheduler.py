@@ -49,6 +49,7 @@ class Scheduler:
         self.batch_record_buf: list[Any] = [None, None]
         self.batch_record_ct = 0
         self.schedule_stream, self.forward_stream, self.copy_stream = gpu.schedule, gpu.forward, gpu.copy
+        self.tp_group = SimpleNamespace(world_size=1)
         self.waiting: list[Request] = []
         self.requests: dict[int, Request] = {}
         self.chunked_req: Request | None = None

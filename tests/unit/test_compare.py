@@ -497,6 +497,49 @@ def test_exit_code_0_if_all_is_equal(monkeypatch: pytest.MonkeyPatch, folder: st
     assert "1 of 1 scenarios equal; 2 requests and 8 tokens" in written["totals"]
 
 
+def test_several_modes_are_held_against_one_play_of_stock(
+    monkeypatch: pytest.MonkeyPatch, folder: str, tmp_path: Path
+) -> None:
+    played: list[tuple[str, str | None, tuple[str, ...], dict[str, str]]] = []
+
+    def play(plan: runner.Plan, config: ServerConfig, side: Side, scenarios: list[Scenario]) -> list[Played]:
+        played.append((side.name, side.mode, plan.args, dict(plan.our_env)))
+        return [Played(broken="not a server") for _ in scenarios]
+
+    monkeypatch.setattr(runner, "_play_group", play)
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    argv = [
+        "--model",
+        folder,
+        "--config",
+        "mixed-chunk",
+        "--suite",
+        "full",
+        "--mode",
+        "overlap,resident,sync",
+    ]
+    argv += ["--server-args", "--tp 2", "--env", "ZOS_CHECK_RANKS=8", "--json", str(tmp_path / "{mode}.json")]
+    assert cli.main(argv) == 1
+    # Stock without overlap, which mode sync is held against, is another stock.
+    sides = [("stock", None), ("ours", "overlap"), ("ours", "resident"), ("stock", None), ("ours", "sync")]
+    assert [call[:2] for call in played] == sides
+    assert {call[2] for call in played} == {("--tp", "2")} and played[0][3] == {"ZOS_CHECK_RANKS": "8"}
+    for mode in ("overlap", "resident", "sync"):
+        run = json.loads((tmp_path / f"{mode}.json").read_text())["run"]
+        assert (run["mode"], run["configs"], run["server_args"]) == (mode, ["mixed-chunk"], "--tp 2")
+        assert run["commit"] and run["machine"]
+
+
+def test_compared_ranks_are_counted_and_a_difference_is_never_right() -> None:
+    ranks = {"decisions": 9, "agreed": 8, "blocks": 2, "differences": 0, "sound": True}
+    assert counters({"ranks": ranks})["ranks.blocks"] == 2
+    result = judged(zos={"reasons.overlapped": 2, "ranks.differences": 1})
+    assert any("ranks.differences = 1, must be zero" in fault for fault in result.faults)
+    assert report.ranks_total([judged(zos={"ranks.blocks": 3}), judged(zos={"ranks.blocks": 4})]) == {
+        "blocks": 7
+    }
+
+
 def test_exit_code_1_and_the_differing_request_shown(
     monkeypatch: pytest.MonkeyPatch, folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -521,6 +564,8 @@ def test_exit_code_1_and_the_differing_request_shown(
         (["--scenario", "no-such-thing"], "no-such-thing: unknown; one of mixed-lengths"),
         (["--suite", "everything"], "invalid choice"),
         (["--mode", "warp"], "invalid choice"),
+        (["--config", "no-such-start"], "no-such-start: unknown; one of delay-sample"),
+        (["--mode", "overlap,resident", "--json", "one.json"], "write {mode} where the name of each goes"),
         (["--model", "/nowhere"], "--model /nowhere: neither tiny"),
     ],
 )

@@ -325,6 +325,28 @@ def test_a_fault_while_riding_closes_the_lane_with_the_batch_as_it_was(world, wh
     assert ("give back 4" in world.port.log) == (where != "reserve")
 
 
+@pytest.mark.parametrize("where", ["step", "floor 7"])
+def test_a_step_that_other_ranks_run_too_is_not_repeated_when_it_fails(world, where):
+    """Their collectives would not meet: the fault is raised, as stock's would be."""
+    world.lane.may_repeat = False
+    world.lane.floor_replays = 7
+    world.port.fails = {where}
+    with pytest.raises(RuntimeError):
+        world.lane.enter(batch_of(9), None)
+    world.port.fails = set()
+    opened(world)
+    world.port.fails = {"step"}
+    with pytest.raises(RuntimeError):
+        world.lane.ride()
+
+
+def test_what_fails_before_the_step_leaves_it_to_the_ordinary_path_on_one_rank_alone_too(world):
+    world.lane.may_repeat = False
+    world.port.fails = {"open"}
+    assert world.lane.enter(batch_of(9), None) is None
+    assert world.account.faults == 1
+
+
 def test_a_failed_step_is_not_counted_as_launched_or_used(world):
     opened(world)
     world.lane.ride()

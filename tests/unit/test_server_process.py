@@ -62,6 +62,20 @@ def test_no_child_outlives_the_server(tmp_path: Path, end: str) -> None:
     assert gone
 
 
+@pytest.mark.parametrize("end", ["time.sleep(600)", "time.sleep(1); sys.exit(1)"], ids=["alive", "dead"])
+def test_a_server_is_alive_as_long_as_any_process_of_it(tmp_path: Path, end: str) -> None:
+    script = Script(FAMILY + end, tmp_path / "log")
+    assert not script.alive
+    script.launch()
+    while not script.log_text():
+        time.sleep(0.05)
+    assert script.alive
+    time.sleep(1.5)
+    assert script.alive  # its child is
+    script.stop()
+    assert not script.alive
+
+
 CALLER = """
 import sys
 from pathlib import Path
@@ -222,3 +236,22 @@ def test_a_port_that_somebody_holds_is_not_taken(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(server, "_PORTS", range(held, held + 1))
         with pytest.raises(ServerFailed, match="no free port"):
             server.free_port()
+
+
+@pytest.mark.parametrize(
+    ("args", "ranks"),
+    [
+        ([], 1),
+        (["--tp", "2"], 2),
+        (["--tp-size=4", "--page-size", "16"], 4),
+        (["--tensor-parallel-size", "2", "--dp-size", "2"], 4),
+        (["--tp", "2", "--tp", "1"], 1),
+    ],
+)
+def test_flags_tell_how_many_ranks_a_server_has(args: list[str], ranks: int) -> None:
+    assert server.ranks_of(args) == ranks
+
+
+def test_several_ranks_on_a_cpu_need_no_numa_node_each() -> None:
+    assert server.cpu_env(2)["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1"
+    assert "SGLANG_CPU_OMP_THREADS_BIND" not in server.cpu_env()

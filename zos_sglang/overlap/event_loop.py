@@ -16,7 +16,7 @@ from typing import Any
 from zos_sglang.overlap.account import Account
 from zos_sglang.overlap.guards import GUARD_FAILED, OverlapDecision, Reason
 from zos_sglang.overlap.launch import Launcher
-from zos_sglang.overlap.protocols import Batch, Lane, SchedulerPort
+from zos_sglang.overlap.protocols import Batch, Decisions, Lane, SchedulerPort
 from zos_sglang.overlap.result_queue import ResultQueue
 from zos_sglang.overlap.watch import OFF, Watch
 
@@ -67,6 +67,8 @@ class EventLoop:
         self.switch_requested = False
         #: Told of every step.
         self.watch: Watch = OFF
+        #: Logs decisions where ranks are compared; None otherwise.
+        self.ranks: Decisions | None = None
         #: What the loop is doing, for the stall detector; `beat` grows with every iteration.
         self.phase = "start"
         self.beat = 0
@@ -92,6 +94,8 @@ class EventLoop:
             if port.paused():
                 self.phase = "paused"
                 self.watch.paused()
+                if self.ranks is not None:
+                    self.ranks.resting("paused")
                 port.note_paused()
             else:
                 # Between intakes a last batch always has its result in the queue, also in mode `sync`:
@@ -135,6 +139,8 @@ class EventLoop:
         batch: Batch | None = port.select()
         if batch is None:
             port.note_no_batch()
+            if self.ranks is not None:
+                self.ranks.resting("idle")
             self.process_down_to(0)
             self.watch.idle()
             if last is None:
@@ -142,6 +148,8 @@ class EventLoop:
                 port.idle()
         else:
             decision = self._decide(batch)
+            if self.ranks is not None:
+                self.ranks.launching(batch, "launch", decision.reason, 0)
             if not decision.overlap:
                 self.process_down_to(0)
                 port.between()
@@ -162,6 +170,8 @@ class EventLoop:
             watch.processing(result)
             self.port.process(batch, result)
             watch.processed()
+            if self.ranks is not None:
+                self.ranks.processed(result)
 
     def _decide(self, batch: Batch) -> OverlapDecision:
         pending = self.queue[0][0] if self.queue else None

@@ -101,6 +101,19 @@ class SchedulerPort(Protocol):
     def end_of_step(self) -> None: ...
 
 
+class Decisions(Protocol):
+    """Logs what this rank decides; see `zos_sglang.ranks.log`. Must not raise, must not wait."""
+
+    def launching(self, batch: Any, action: str, reason: str, reserved: int) -> None:
+        """A launch is decided on, and nothing has come of it yet; `reserved` steps have their slots."""
+
+    def resting(self, action: str) -> None:
+        """No launch in this iteration: idle or paused."""
+
+    def processed(self, result: Any) -> None:
+        """A result was processed."""
+
+
 class Lane(Protocol):
     """A stretch of decode steps that needs no selection; see `zos_sglang.resident.lane`."""
 

@@ -16,7 +16,8 @@ class LaneAccount:
     rows; `wasted_row_steps` of them sampled a token for a request that had ended already. `h2d_copies` are
     copies from the host to the device while the lane was open; what loading a batch copies is not among
     them. `floors` are measurements on request: batch size, mean length, microseconds. `refusal` and
-    `departure` are the last ones that no launch has followed yet; who records launches takes them away.
+    `departure` are the last ones that no launch has followed yet; who records launches takes them away, and
+    leaves `last_refusal` and `last_departure`.
     """
 
     opened: int = 0
@@ -34,6 +35,8 @@ class LaneAccount:
     floors: list[dict[str, float]] = field(default_factory=list)
     refusal: Refusal | None = None
     departure: Departure | None = None
+    last_refusal: Refusal | None = None
+    last_departure: Departure | None = None
 
     def report(self) -> dict[str, Any]:
         """Plain numbers for `/server_info`; reasons that never occurred are left out."""

@@ -10,7 +10,8 @@ outcome: rows come and go between two steps, and no decode step is spent outside
 
 Every decision depends on what all ranks of a tensor-parallel group know alike: requests received (broadcast
 by upstream), counts of steps, requests' states and the pool's free slots. No clock, no event query, no race
-decides.
+decides. Only a fault of ours may befall one rank alone: its lane is closed then, and its ordinary path runs
+the steps that the others' lanes run. ZOS_CHECK_RANKS compares all of this between ranks.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import logging
 from typing import Any
 
 from zos_sglang.overlap.guards import Reason
+from zos_sglang.overlap.protocols import Decisions
 from zos_sglang.overlap.row_ledger import RowLedgerError
 from zos_sglang.overlap.watch import OFF, Watch
 from zos_sglang.resident.account import LaneAccount
@@ -53,6 +55,8 @@ class Lane:
         self.window_steps = window
         #: Told of every step.
         self.watch: Watch = OFF
+        #: Logs decisions where ranks are compared; None otherwise.
+        self.ranks: Decisions | None = None
         self.batch: Any = None
         self.table: RowTable | None = None
         self.window: Window | None = None
@@ -60,9 +64,13 @@ class Lane:
         self.launched = 0
         #: Replays of the bare model step to time at the next opening.
         self.floor_replays = 0
+        #: Whether a step that failed may run again on the ordinary path. Not where other ranks run the same
+        #: step: its collectives would not meet theirs. It then fails as stock's step does.
+        self.may_repeat = True
         self._row_ended = False
         self._unseen = False
         self._broken = False
+        self._stepping = False
 
     @property
     def is_open(self) -> bool:
@@ -82,24 +90,28 @@ class Lane:
             return self._open(batch, table, pending)
         if refusal is not None and refusal is not Refusal.NOT_DECODE:
             self.account.refused[refusal] += 1
-            self.account.refusal = refusal
+            self.account.refusal = self.account.last_refusal = refusal
             self.account.decode_steps += 1
         return None
 
     def _open(self, batch: Any, table: RowTable, pending: Any) -> Any:
         port = self.port
+        self._stepping = False
         try:
             port.count_launch(batch)
             with port.forward_context():
                 port.forward_waits_for_schedule()
                 port.resolve_inputs(batch)
                 self.executor.open(batch)
+                self._stepping = True
                 if self.floor_replays:
                     self._time_floor(batch)
                 self.executor.step()
         except RowLedgerError:
             raise  # debug mode found a wrong input; another launch would run on it
         except Exception:
+            if self._stepping and not self.may_repeat:
+                raise
             self._break("could not open")
             port.uncount_launch(batch)
             self.executor.close()
@@ -155,15 +167,22 @@ class Lane:
             return None
         port.selected_again()
         self.watch.launching(self.batch, Reason.OVERLAPPED, 1, None)
+        if self.ranks is not None:
+            assert self.window is not None
+            self.ranks.launching(self.batch, "lane step", Reason.OVERLAPPED, self.window.steps)
         return self._advance()
 
     def _advance(self) -> Any:
         port = self.port
+        self._stepping = False
         try:
             port.count_launch(self.batch)
             with port.forward_context():
+                self._stepping = True
                 self.executor.step()
         except Exception:
+            if self._stepping and not self.may_repeat:
+                raise
             self._break("a step failed")
             port.uncount_launch(self.batch)
             self.close(Departure.FAULT)
@@ -258,7 +277,7 @@ class Lane:
         port.write_back(batch, table, self.launched - 1)
         self.batch = self.table = self.window = None
         self.account.left[reason] += 1
-        self.account.departure = reason
+        self.account.departure = self.account.last_departure = reason
 
     @property
     def is_sound(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import math
 import os
 import random
 import shutil
@@ -22,6 +24,12 @@ import psutil
 HOST = "127.0.0.1"
 PLATFORM = "zos_cpu"
 _TAIL_LINES = 40
+#: SGLang's flags that multiply its ranks, each with all its names.
+_SIZES = (
+    ("--tp", "--tp-size", "--tensor-parallel-size"),
+    ("--dp", "--dp-size", "--data-parallel-size"),
+    ("--pp", "--pp-size", "--pipeline-parallel-size"),
+)
 #: Below what the kernel hands out, and below what SGLang takes for its own ranks (22000 and up).
 _PORTS = range(12000, 21000)
 
@@ -42,17 +50,32 @@ def cpu_args() -> list[str]:
     ]
 
 
-def cpu_env() -> dict[str, str]:
-    """Environment that makes SGLang find and use the plain-CPU platform of this package."""
+def cpu_env(ranks: int = 1) -> dict[str, str]:
+    """Environment that makes SGLang find and use the plain-CPU platform of this package.
+
+    Args:
+        ranks: scheduler processes of the server, see `ranks_of`.
+    """
     entry = str(Path(__file__).parent / "platform_entry")
     inherited = os.environ.get("PYTHONPATH")
+    # Without it SGLang wants a NUMA node for each rank. It binds nothing where sgl-kernel is missing.
+    bind = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(map(str, range(ranks)))} if ranks > 1 else {}
     return {
+        **bind,
         "SGLANG_PLATFORM": PLATFORM,
         "PYTHONPATH": os.pathsep.join([entry, inherited] if inherited else [entry]),
         # More threads wait for each other in a spin loop and starve the other processes of a
         # server; on a busy two-core machine a step took ten times as long.
         "OMP_NUM_THREADS": "1",
     }
+
+
+def ranks_of(args: Sequence[str]) -> int:
+    """How many scheduler processes SGLang starts with these flags: tensor, data and pipeline ranks."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for names in _SIZES:
+        parser.add_argument(*names, type=int, default=1, dest=names[0])
+    return math.prod(vars(parser.parse_known_args(list(args))[0]).values())
 
 
 def cuda_available() -> bool:
@@ -112,6 +135,14 @@ class ServerProcess:
         return self._process.pid
 
     @property
+    def alive(self) -> bool:
+        """Whether the launcher runs, or any process that it started and that was seen by now."""
+        if self._process is None:
+            return False
+        self._note_children()
+        return self._process.poll() is None or any(map(_runs, self._family.values()))
+
+    @property
     def command(self) -> list[str]:
         """The command line that `start` runs."""
         module = "sglang.launch_server" if self.mode is None else "zos_sglang.launch_server"
@@ -125,7 +156,7 @@ class ServerProcess:
         """Start the process and return at once; `start` then waits for it."""
         # A ZOS_MODE of the caller's shell would turn the stock reference into ours.
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("ZOS_")}
-        env = {**inherited, **(cpu_env() if self._cpu else {}), **self._env}
+        env = {**inherited, **(cpu_env(ranks_of(self._args)) if self._cpu else {}), **self._env}
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as sink:
             self._process = subprocess.Popen(
@@ -213,6 +244,13 @@ class ServerProcess:
         self.stop()
 
 
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _dying_with_us() -> list[str]:
     """Prefix of a command that is killed when we are, even by SIGKILL; it becomes the command.
 
@@ -243,7 +281,7 @@ def main(argv: list[str] | None = None) -> None:
     cpu = not cuda_available()
     command = [sys.executable, "-m", "zos_sglang.launch_server", "--model-path", model]
     command += [*(cpu_args() if cpu else []), *flags]
-    os.execve(sys.executable, command, {**os.environ, **(cpu_env() if cpu else {})})
+    os.execve(sys.executable, command, {**os.environ, **(cpu_env(ranks_of(flags)) if cpu else {})})
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sglang.srt.runtime_context import get_parallel
 
 from zos_sglang.overlap.isolation import PinRing
 from zos_sglang.overlap.streams import Streams
@@ -55,6 +56,7 @@ def build_lane(parts: Parts, settings: Settings, account: LaneAccount) -> tuple[
     port.graphs = executor.graphs
     readback = Readback(executor.ring, streams.copy_waits_for_forward, device.copy_context, device.new_event)
     lane = SglangLane(port, executor, readback, account, window=settings.lane_window)
+    lane.may_repeat = get_parallel().tp_size == 1
     results = LaneResults(
         scheduler,
         account,

@@ -51,6 +51,8 @@ class Runtime:
         self.loop: EventLoop | None = None
         self.probe: Any = None
         self.observation: Any = Unobserved()
+        #: The rank-consensus check (`RankCheck`); None where it is off.
+        self.ranks: Any = None
         self._stall: StallDetector | None = None
         self._launcher: Launcher | None = None
         self._lane: Any = None
@@ -67,6 +69,7 @@ class Runtime:
         except Exception:
             logger.exception("zos-sglang: could not attach to the scheduler; stock SGLang runs")
             self.scheduler = None
+            self._close_ranks()
             self.observation.close()
             stock_loop(scheduler)
             return
@@ -74,6 +77,7 @@ class Runtime:
             with DynamicGradMode():
                 self._run_modes(stock_loop, scheduler)
         finally:
+            self._close_ranks()
             self.observation.close()
 
     def watch_only(self, loop: Callable[[Any], None], scheduler: Any) -> None:
@@ -95,6 +99,7 @@ class Runtime:
             SglangPort,
             needs_upstream_launch,
         )
+        from zos_sglang.upstream.rank_check import build_rank_check
         from zos_sglang.upstream.snapshot import make_snapshot
 
         self.scheduler = scheduler
@@ -116,13 +121,14 @@ class Runtime:
             logger.warning("zos-sglang: launches go through upstream's run_batch: %s", why_not)
         device = SglangDevice(scheduler, pins, self.account, self.settings.wait)
         self._launcher = SglangLauncher(device, port, streams, pins, self.account, own=why_not is None)
-        self._make_lane = partial(self._build_lane, Parts(scheduler, device, streams, pins))
+        self._make_lane = partial(self._lane_of_all_ranks, Parts(scheduler, device, streams, pins))
         if self.settings.probe:
             self._install_probe(scheduler)
         self.observation = observe(scheduler, self.settings, self.lane_account)
         self.observation.place("launcher", self._launcher)
         if device.own_map:
             self.observation.place("future map", scheduler.future_map)
+        self.ranks = build_rank_check(scheduler, self.settings, self.lane_account)
         self._start_stall_detector()
 
     def request(self, mode: Mode) -> None:
@@ -175,6 +181,7 @@ class Runtime:
             lane=self._lane if self.mode == "resident" else None,
             sync=sync,
         )
+        self._compare_ranks(self.loop)
         self.observation.enter(self.mode, "ours")
         self.observation.place("loop", self.loop)
         try:
@@ -183,6 +190,37 @@ class Runtime:
             self.loop = None
             self.observation.place("loop", None)
             self.observation.leave()
+
+    def _compare_ranks(self, loop: EventLoop) -> None:
+        """Log the decisions of `loop`, the first of which is how it is set up."""
+        if self.ranks is None:
+            return
+        log, lane, kind = self.ranks.log, self._lane, "no lane"
+        log.loop, loop.ranks = loop, log
+        if loop.lane is not None:
+            lane.ranks = log
+            kind = f"{'CUDA-graph' if lane.executor.graphs else 'eager'} lane"
+        rule, window = self.prefill_rule().value, self.settings.lane_window
+        log.resting(f"start of mode {self.mode}, prefill rule {rule}, {kind}, window {window}")
+
+    def _close_ranks(self) -> None:
+        if self.ranks is not None:
+            self.ranks.close()
+
+    def _lane_of_all_ranks(self, parts: Any) -> Any:
+        """The lane, on all ranks or on none: memory may run out on one of them alone."""
+        from zos_sglang.upstream.rank_board import all_ranks_have
+
+        lane = self._build_lane(parts)
+        if all_ranks_have("lane", lane is not None, self.scheduler.tp_group):
+            return lane
+        if lane is not None:
+            logger.warning("zos-sglang: another rank has no resident lane; mode overlap runs")
+            self.lane_account.refused[Refusal.CLOSED_FOR_GOOD] += 1
+            self.observation.place("lane", None)
+            port: Any = self._launcher.port if self._launcher else None
+            port.lane_results = None
+        return None
 
     def _build_lane(self, parts: Any) -> Any:
         """The lane, or None where it cannot be had: mode `resident` is then mode `overlap`."""
@@ -254,6 +292,8 @@ class Runtime:
             scheduler.tp_worker.model_runner.__dict__.pop("forward", None)
             self.probe = None
         self._stop_stall_detector()
+        self._close_ranks()
+        self.ranks = None
         self._launcher = self._lane = None
         self._make_lane = lambda: None
         self.scheduler = None  # hooks that stand in a patched source pass every call on from here
@@ -325,6 +365,8 @@ class Runtime:
         }
         if self.mode == "normal":
             out["overlap_off"] = [rule.as_json() for rule in overlap_rules(self.scheduler.server_args)]
+        if self.ranks is not None:
+            out["ranks"] = self.ranks.report()
         if self.probe is not None:
             out["probe"] = self.probe.report()
         return out
@@ -343,6 +385,8 @@ class Runtime:
             lines.append(f"{name} stream: {'no query' if query is None else 'idle' if query() else 'busy'}")
         decided = ", ".join(f"{n}:{reason.value}" for n, reason in list(self.account.decisions))
         lines.append(f"last decisions: {decided or 'none'}")
+        if self.ranks is not None:
+            lines.append(self.ranks.describe())
         return lines
 
     def _start_stall_detector(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import sys
 import tempfile
@@ -13,6 +14,8 @@ from pathlib import Path
 from rich.console import Console
 
 from zos_sglang.modes import MODES
+from zos_sglang.testing.bench.cli import pair
+from zos_sglang.testing.bench.record import provenance
 from zos_sglang.testing.compare import report, runner
 from zos_sglang.testing.compare.lane import missing_from_suite
 from zos_sglang.testing.compare.prompts import ModelInfo
@@ -22,6 +25,8 @@ from zos_sglang.testing.models import make_smollm2, make_tiny
 from zos_sglang.testing.server import cuda_available
 
 OUR_MODES = tuple(mode for mode in MODES if mode != "off")
+#: Of a measurement's head, what `run` in the JSON does not say otherwise.
+_HEAD = ("commit", "date", "command", "machine")
 TINY = {"tiny": "qwen3", "tiny-qwen3": "qwen3", "tiny-llama": "llama"}
 
 
@@ -40,18 +45,33 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     cpu = not cuda_available()
     logs = Path(tempfile.mkdtemp(prefix="compare-stock-"))
-    model = ModelInfo(_model(parser, args))
-    plan = runner.Plan(
-        model=model,
-        mode=None if args.ours == "stock-process" else args.mode,
-        logs=logs,
-        cpu=cpu,
-        limit_s=args.timeout,
-        # A tiny model's operators are too short to share: on a busy machine, threads that wait for
-        # one another make a step 40 times longer.
-        env={"OMP_NUM_THREADS": "1"} if args.model in TINY else {},
-        say=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
-    )
+    model, stock = ModelInfo(_model(parser, args)), {}  # type: ignore[var-annotated]
+    failed = False
+    for mode in args.mode:
+        plan = runner.Plan(
+            model=model,
+            mode=None if args.ours == "stock-process" else mode,
+            logs=logs / mode,
+            cpu=cpu,
+            limit_s=args.timeout,
+            # A tiny model's operators are too short to share: on a busy machine, threads that wait for
+            # one another make a step 40 times longer.
+            env={"OMP_NUM_THREADS": "1"} if args.model in TINY else {},
+            args=tuple(shlex.split(args.server_args)),
+            our_env=dict(args.env),
+            say=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
+            stock=stock,
+        )
+        failed |= not _run(console, args, plan, scenarios)
+    if args.keep_logs or failed:
+        console.print(f"server logs: {logs}")
+    else:
+        shutil.rmtree(logs, ignore_errors=True)
+    return 1 if failed else 0
+
+
+def _run(console: Console, args: argparse.Namespace, plan: runner.Plan, scenarios: list[Scenario]) -> bool:
+    """Play in one mode, print and write what came of it; whether all is well."""
     begun = time.monotonic()
     results = runner.run(plan, scenarios)
     seconds = time.monotonic() - begun
@@ -60,16 +80,12 @@ def main(argv: list[str] | None = None) -> int:
     resident = plan.mode == "resident"
     report.print_report(console, results, title, resident=resident)
     if args.json is not None:
-        report.write_json(args.json, results, _describe(args, plan, seconds), resident=resident)
+        path = Path(args.json.replace("{mode}", plan.mode or "stock-process"))
+        report.write_json(path, results, _describe(args, plan, seconds), resident=resident)
     unseen = _unseen(args, results) if resident else []
     for sentence in unseen:
         console.print(sentence, markup=False, soft_wrap=True)
-    failed = bool(unseen) or not all(result.passed for result in results)
-    if args.keep_logs or failed:
-        console.print(f"server logs: {logs}")
-    else:
-        shutil.rmtree(logs, ignore_errors=True)
-    return 1 if failed else 0
+    return not unseen and all(result.passed for result in results)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,9 +98,31 @@ def _parser() -> argparse.ArgumentParser:
         "--scenario", action="append", metavar="NAME", help="only this one, of any suite (repeatable)"
     )
     parser.add_argument("--model", default="tiny", help="tiny, tiny-llama, smollm2 or a folder")
-    parser.add_argument("--mode", choices=OUR_MODES, default="overlap", help="mode of ours")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument(
+        "--config", action="append", metavar="NAME", help="only scenarios of this server start (repeatable)"
+    )
+    parser.add_argument(
+        "--mode",
+        type=_modes,
+        default="overlap",
+        metavar="MODE[,MODE]",
+        help=f"modes of ours, of {', '.join(OUR_MODES)}; stock is played once (overlap)",
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the results there; with several modes {mode} stands for each"
+    )
     parser.add_argument("--keep-logs", action="store_true", help="keep the servers' logs")
+    parser.add_argument(
+        "--server-args", default="", metavar="FLAGS", help="more flags for all servers, as one string"
+    )
+    parser.add_argument(
+        "--env",
+        action="append",
+        type=pair,
+        default=[],
+        metavar="K=V",
+        help="a ZOS_ variable for our servers (repeatable)",
+    )
     parser.add_argument("--list", action="store_true", help="list the scenarios and stop")
     parser.add_argument(
         "--cache", type=Path, default=Path(".cache"), help="where demo models are made (.cache)"
@@ -99,14 +137,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _modes(text: str) -> tuple[str, ...]:
+    words = tuple(text.split(","))
+    if unknown := [word for word in words if word not in OUR_MODES]:
+        raise argparse.ArgumentTypeError(f"invalid choice: {unknown[0]!r}, not one of {', '.join(OUR_MODES)}")
+    return words
+
+
 def _chosen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[Scenario]:
-    if args.scenario is None:
-        return [s for s in ALL if s.smoke or args.suite == "full"]
-    known = {scenario.name: scenario for scenario in ALL}
-    for name in args.scenario:
-        if name not in known:
-            parser.error(f"--scenario {name}: unknown; one of {', '.join(known)}")
-    return [s for s in ALL if s.name in args.scenario]
+    if len(args.mode) > 1 and args.json is not None and "{mode}" not in args.json:
+        parser.error(f"--json {args.json}: with several modes, write {{mode}} where the name of each goes")
+    for flag, names, known in (
+        ("scenario", args.scenario, [scenario.name for scenario in ALL]),
+        ("config", args.config, sorted({scenario.config.name for scenario in ALL})),
+    ):
+        for name in names or ():
+            if name not in known:
+                parser.error(f"--{flag} {name}: unknown; one of {', '.join(known)}")
+    named = [s for s in ALL if args.scenario is None or s.name in args.scenario]
+    here = [s for s in named if args.config is None or s.config.name in args.config]
+    return [s for s in here if args.scenario is not None or s.smoke or args.suite == "full"]
 
 
 def _model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Path:
@@ -122,17 +172,21 @@ def _model(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Path:
 
 def _unseen(args: argparse.Namespace, results: list[runner.Result]) -> list[str]:
     """What the lane never did although the whole suite was played."""
-    if args.suite != "full" or args.scenario is not None:
+    if args.suite != "full" or args.scenario is not None or args.config is not None:
         return []
     return missing_from_suite(report.lane_total(results))
 
 
 def _describe(args: argparse.Namespace, plan: runner.Plan, seconds: float) -> dict[str, object]:
     return {
-        "suite": args.suite if args.scenario is None else args.scenario,
+        "suite": args.scenario or args.suite,
+        **({"configs": args.config} if args.config else {}),
         "model": args.model,
         "mode": plan.mode or "stock-process",
+        "server_args": args.server_args,
+        "env": dict(plan.our_env),
         "device": "cpu" if plan.cpu else "cuda",
         "seconds": round(seconds, 1),
         "versions": {name: metadata.version(name) for name in ("zos-sglang", "sglang", "torch")},
+        **{name: value for name, value in provenance("compare_stock").items() if name in _HEAD},
     }

@@ -14,6 +14,8 @@ from typing import Any
 from zos_sglang.testing.compare.lane import Counters, LaneEvidence, lane_counters
 from zos_sglang.testing.compare.records import Records
 
+#: Counts of the rank-consensus check.
+RANKS = ("decisions", "agreed", "blocks", "differences")
 RUNNING = re.compile(r"#running-req: (\d+)")
 
 
@@ -38,14 +40,17 @@ class Evidence:
 
 
 def counters(zos: Mapping[str, Any] | None) -> Counters:
-    """Our server's counters as "reasons.NAME", "paths.NAME" and "lane.NAME"; empty for a stock server."""
+    """Our server's counters as "reasons.NAME", "paths.NAME", "lane.NAME" and, where ranks are compared,
+    "ranks.NAME"; empty for a stock server."""
     if zos is None:
         return {}
-    return {
+    found = {
         f"{group}.{name}": int(count)
         for group in ("reasons", "paths")
         for name, count in zos.get(group, {}).items()
-    } | lane_counters(zos)
+    }
+    ranks = zos.get("ranks", {})
+    return found | lane_counters(zos) | {f"ranks.{name}": int(ranks[name]) for name in RANKS if name in ranks}
 
 
 def growth(before: Counters, after: Counters) -> Counters:

@@ -140,10 +140,17 @@ def write_json(path: Path, results: list[Result], run: dict[str, Any], *, reside
         "run": run,
         "totals": totals(results),
         **({"lane": lane.block(lane_total(results))} if resident else {}),
+        **({"ranks": ranks} if (ranks := ranks_total(results)) else {}),
         "scenarios": [_result_json(result, resident) for result in results],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+def ranks_total(results: list[Result]) -> dict[str, int]:
+    """What the rank-consensus check counted over all scenarios; empty where it was off."""
+    summed = lane.total(result.ours.zos for result in results)
+    return {name.removeprefix("ranks."): n for name, n in summed.items() if name.startswith("ranks.")}
 
 
 def _result_json(result: Result, resident: bool) -> dict[str, Any]:

@@ -36,7 +36,7 @@ CHECKS = {
     "SGLANG_IS_IN_CI": "1",
 }
 # Never right in a server that claims to be like stock.
-FORBIDDEN = ("paths.fallbacks", "paths.stalls", "lane.faults")
+FORBIDDEN = ("paths.fallbacks", "paths.stalls", "lane.faults", "ranks.differences")
 
 
 @dataclass
@@ -97,8 +97,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a run needs. limit_s bounds one scenario on one server, in seconds; `env` goes
-    to every server."""
+    """Everything a run needs. limit_s bounds one scenario on one server, in seconds; `env` and `args` go
+    to every server, `our_env` (ZOS_* variables) only to ours. `stock` keeps what stock answered, by server
+    start: a run of the same scenarios that finds it there plays ours only."""
 
     model: ModelInfo
     mode: str | None
@@ -107,6 +108,9 @@ class Plan:
     limit_s: float
     say: Callable[[str], None]
     env: Mapping[str, str] = field(default_factory=dict)
+    args: tuple[str, ...] = ()
+    our_env: Mapping[str, str] = field(default_factory=dict)
+    stock: dict[tuple[str, ...], list[Played]] = field(default_factory=dict)
 
 
 def run(plan: Plan, scenarios: Iterable[Scenario]) -> list[Result]:
@@ -120,9 +124,12 @@ def run(plan: Plan, scenarios: Iterable[Scenario]) -> list[Result]:
             groups.setdefault(scenario.config, []).append(result)
     for config, group in groups.items():
         names = [result.scenario for result in group]
-        for side in (Side("stock", None), Side("ours", plan.mode)):
-            for result, played in zip(group, _play_group(plan, config, side, names), strict=True):
-                setattr(result, side.name, played)
+        known = (config.name, *reference_args(plan.mode))
+        if known not in plan.stock:
+            plan.stock[known] = _play_group(plan, config, Side("stock", None), names)
+        ours = _play_group(plan, config, Side("ours", plan.mode), names)
+        for result, stock_played, our_played in zip(group, plan.stock[known], ours, strict=True):
+            result.stock, result.ours = stock_played, our_played
         for result in group:
             judge(result, Side("ours", plan.mode))
             verdict = "equal" if result.passed else "DIFFERENT"
@@ -184,9 +191,11 @@ def _play_group(plan: Plan, config: ServerConfig, side: Side, scenarios: list[Sc
         start += 1
         suffix = "" if start == 1 else f"-{start}"
         log = plan.logs / f"{config.name}-{side.name}{suffix}.log"
-        env = {**plan.env, **config.env, **(config.our_env if side.mode is not None else {})}
+        env = {**plan.env, **config.env}
+        if side.mode is not None:
+            env |= {**config.our_env, **plan.our_env}
         env |= CHECKS
-        args = (*config.args, *(reference_args(plan.mode) if side.name == "stock" else ()))
+        args = (*config.args, *plan.args, *(reference_args(plan.mode) if side.name == "stock" else ()))
         server = ServerProcess(plan.model.path, mode=side.mode, args=args, env=env, log=log, cpu=plan.cpu)
         begun = time.monotonic()
         try:

@@ -1,0 +1,122 @@
+"""The rank-consensus check over SGLang 0.5.23: which ranks, over what, and how a server is stopped."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+from sglang.srt.runtime_context import get_parallel
+
+from zos_sglang.ranks.checker import Checker
+from zos_sglang.ranks.exchange import Exchange
+from zos_sglang.ranks.log import DecisionLog
+from zos_sglang.ranks.peers import peers_of
+from zos_sglang.resident.account import LaneAccount
+from zos_sglang.settings import Settings
+from zos_sglang.upstream.rank_board import StoreBoard
+
+logger = logging.getLogger(__name__)
+
+#: What the launcher gets to end all processes, then this one ends itself. Upstream's takes over a minute:
+#: stacks (SGLANG_PYSPY_DUMP_BEFORE_CRASH) and core dumps (SGLANG_CUDA_COREDUMP_BEFORE_CRASH) come first.
+_GRACE_S = 90.0
+
+
+@dataclass
+class RankCheck:
+    """Everything of one process."""
+
+    every: int
+    log: DecisionLog
+    exchange: Exchange
+    checker: Checker
+
+    def report(self) -> dict[str, Any]:
+        """The block `ranks` of `/server_info`."""
+        exchange = self.exchange
+        return {
+            "every": self.every,
+            "sound": self.log.sound,
+            "peers": [peer.rank for peer in exchange.peers],
+            "decisions": self.log.rows,
+            "agreed": exchange.agreed,
+            "blocks": exchange.blocks,
+            "differences": exchange.differences,
+            "thread_cpu_s": round(self.checker.cpu_s, 6),
+        }
+
+    def describe(self) -> str:
+        """One line for the stall report."""
+        agreed = self.exchange.agreed
+        told = f"agreed up to decision {agreed - 1}" if agreed else "no decision compared yet"
+        return f"ranks: {told}; this rank has made {self.log.rows}"
+
+    def close(self) -> None:
+        self.checker.close()
+
+
+def build_rank_check(scheduler: Any, settings: Settings, lane_account: LaneAccount) -> RankCheck | None:
+    """The check, running; None where it is off, or, logged, where it cannot be had."""
+    if not settings.check_ranks:
+        return None
+    if get_parallel().tp_group.world_size < 2:
+        logger.info("zos-sglang: ZOS_CHECK_RANKS: there is one rank, nothing to compare")
+        return None
+    try:
+        check = _build(scheduler, settings.check_ranks, lane_account)
+    except Exception:
+        logger.exception("zos-sglang: ZOS_CHECK_RANKS: ranks cannot be compared here")
+        return None
+    check.checker.start()
+    told = ", ".join(f"rank {peer.rank}" for peer in check.exchange.peers)
+    logger.info("zos-sglang: decisions are compared with %s, %d at a time", told, check.every)
+    return check
+
+
+def _build(scheduler: Any, every: int, lane_account: LaneAccount) -> RankCheck:
+    parallel = get_parallel()
+    group = parallel.tp_group
+
+    def free_slots() -> int:
+        # Asked of the scheduler each time: upstream may rebuild the allocator.
+        return int(scheduler.token_to_kv_pool_allocator.available_size())
+
+    log = DecisionLog(lane_account, free_slots, tokens)
+    peers = peers_of(group.rank, group.ranks, parallel.attn_dp_size if parallel.attn_dp_enabled else 1)
+    board = StoreBoard.of_this_group()
+    exchange = Exchange(board, group.rank, peers, every, log.take)
+    launcher = psutil.Process().parent()
+
+    def unsound() -> None:
+        log.sound = False
+
+    checker = Checker(exchange, lambda: stop_server(launcher), unsound)
+    return RankCheck(every, log, exchange, checker)
+
+
+def tokens(result: Any) -> Any:
+    """The tokens of a processed result as a buffer, or None where it has none on the host."""
+    found = getattr(result, "next_token_ids", None)
+    if isinstance(found, torch.Tensor) and not found.is_cuda:
+        return found.numpy()
+    return None
+
+
+def stop_server(launcher: psutil.Process | None) -> None:
+    """As `run_scheduler_process` does on an exception; and if nothing comes of it, this process ends.
+
+    The scheduler thread may hang in a collective, so it cannot be asked to raise.
+    """
+    try:
+        if launcher is not None:
+            launcher.send_signal(signal.SIGQUIT)
+    except psutil.Error:
+        logger.exception("zos-sglang: the launcher could not be told")
+    time.sleep(_GRACE_S)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -31,10 +31,13 @@ def serve(
     started: list[ServerProcess] = []
 
     def start(
-        mode: str | None, env: dict[str, str] | None = None, args: tuple[str, ...] = ()
+        mode: str | None,
+        env: dict[str, str] | None = None,
+        args: tuple[str, ...] = (),
+        model: Path = tiny_model,
     ) -> ServerProcess:
         log = tmp_path_factory.mktemp("server") / "server.log"
-        server = ServerProcess(tiny_model, mode=mode, env=env or {}, args=args, log=log)
+        server = ServerProcess(model, mode=mode, env=env or {}, args=args, log=log)
         started.append(server)
         server.start()
         return server

@@ -79,6 +79,7 @@ def plain_scheduler(runner: Any = None) -> Any:
             is_encoder_decoder=False, model_is_mrope=False, self_opened_think_start_ids=None
         ),
         is_generation=True,
+        enable_async_d2h_copy=False,
         spec_algorithm=SpeculativeAlgorithm.NONE,
         disaggregation_mode=DisaggregationMode.NULL,
         req_to_token_pool=table,

@@ -220,9 +220,12 @@ def test_our_own_hooks_are_no_conflict():
         assert hooks.other_plugins(process) is None
 
 
-def scheduler_at_start(rank=0):
+def scheduler_at_start(rank=0, stage=0):
     return SimpleNamespace(
-        server_args=None, enable_overlap=True, tp_group=SimpleNamespace(rank_in_group=rank)
+        server_args=None,
+        enable_overlap=True,
+        tp_group=SimpleNamespace(rank_in_group=rank),
+        pp_group=SimpleNamespace(is_first_rank=stage == 0),
     )
 
 
@@ -317,11 +320,11 @@ def test_the_table_says_that_a_release_is_unsupported(monkeypatch):
 # ---------------------------------------------------------------- the hooks themselves
 
 
-@pytest.mark.parametrize(("rank", "said"), [(0, True), (1, False)])
-def test_the_first_rank_says_once_what_is_in_effect(monkeypatch, caplog, rank, said):
+@pytest.mark.parametrize(("rank", "said"), [((0, 0), True), ((1, 0), False), ((0, 1), False)])
+def test_the_first_rank_of_the_first_stage_says_once_what_is_in_effect(monkeypatch, caplog, rank, said):
     monkeypatch.setattr(overlap_off, "startup_line", lambda *_: "the one line")
     caplog.set_level(logging.INFO)
-    assert entry.around_run_event_loop(lambda s: "ran", scheduler_at_start(rank)) == "ran"
+    assert entry.around_run_event_loop(lambda s: "ran", scheduler_at_start(*rank)) == "ran"
     assert ("the one line" in caplog.text) is said
 
 

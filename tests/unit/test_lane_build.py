@@ -195,3 +195,13 @@ def test_the_lanes_logits_are_upstreams_own_buffer() -> None:
     assert logits.shape == (4, VOCABULARY)
     buffers = server.runner.decode_cuda_graph_runner.buffers
     assert logits.data_ptr() == buffers.next_token_logits_buffer.data_ptr()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_tokens_come_home_through_upstreams_worker_where_it_has_one(elsewhere: bool) -> None:
+    """Confidential computing: a copy that the scheduler's thread issued would hold it up."""
+    server = Server(graphs=False)
+    server.scheduler.enable_async_d2h_copy = elsewhere
+    server.scheduler.async_d2h_worker = SimpleNamespace(submit="the worker") if elsewhere else None
+    lane, _ = server.build()
+    assert lane.readback.offload == ("the worker" if elsewhere else None)

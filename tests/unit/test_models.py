@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from zos_sglang.testing import models, smollm2
 from zos_sglang.testing.models import MARKER, ModelError, main, make_tiny
 
-ARCHS = ("gpt2", "qwen3", "llama")
+ARCHS = ("gpt2", "qwen3", "llama", "deepseek")
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_a_folder_with_other_files_is_refused_and_kept(tmp_path: Path) -> None:
 
 
 def test_an_unknown_architecture_is_named_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"bert: not one of gpt2, qwen3, llama"):
+    with pytest.raises(ModelError, match=r"bert: not one of gpt2, qwen3, llama, deepseek"):
         make_tiny("bert", tmp_path / "model")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.made_records import records, steady
 from tests.unit.observed_server import info_of, served
-from tests.unit.test_overlap_off import GPT2, MAMBA
+from tests.unit.test_overlap_off import GPT2, MAMBA, SDAR
 from zos_sglang import __main__ as cli
 from zos_sglang.observe.errors import ToolError
 from zos_sglang.observe.names import Block
@@ -21,7 +21,7 @@ from zos_sglang.observe.tools import advice, doctor_flags, doctor_server
 from zos_sglang.overlap.guards import Reason
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Departure, Refusal
-from zos_sglang.upstream import hooks, resolve_flags
+from zos_sglang.upstream import hooks, overlap_off, resolve_flags
 
 TRITON = ("--device", "cuda", "--attention-backend", "triton")
 CPU = ("--device", "cpu", "--attention-backend", "torch_native")
@@ -142,7 +142,7 @@ def test_all_rules_are_named_at_once(examine: Examine) -> None:
     found = examine(*TRITON, "--pp-size", "2", "--disable-overlap-schedule", "--enable-priority-scheduling")
     assert codes(found["overlap"]) == ["asked-for", "pipeline-parallel"]
     assert codes(found["lane"]) == ["asked-for", "pipeline-parallel", "selection"]
-    assert found["loop"] == "the pipeline-parallel loop"
+    assert found["loop"].startswith("the pipeline-parallel loop (event_loop_pp:")
     whose = {rule["code"]: rule["whose"] for rule in found["lane"]["rules"]}
     assert whose == {"asked-for": "you", "pipeline-parallel": "SGLang", "selection": "zos-sglang"}
 
@@ -151,6 +151,27 @@ def test_speculation_on_the_cpu_turns_both_off(examine: Examine) -> None:
     found = examine(*CPU, "--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4")
     assert codes(found["overlap"]) == ["speculation-on-cpu"]
     assert "speculation" in codes(found["lane"]) and found["loop"] == "SGLang's synchronous loop"
+
+
+def test_pd_multiplexing_is_named_with_its_loop(examine: Examine) -> None:
+    found = examine(
+        *TRITON, *("--enable-pdmux", "--disable-overlap-schedule"), *("--chunked-prefill-size", "-1")
+    )
+    assert found["loop"].startswith("the PD-multiplexing loop (event_loop_pdmux:")
+    assert codes(found["overlap"]) == ["asked-for"] and codes(found["lane"]) == ["asked-for", "pdmux"]
+
+
+def test_mlx_is_named_with_its_loop(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap_off, "_uses_mlx", lambda _: True)
+    found = examine(*TRITON)
+    assert found["loop"].startswith("the MLX loop (event_loop_overlap_mlx:")
+    assert codes(found["lane"]) == ["mlx"] and found["lane"]["state"] == "closed"
+
+
+def test_a_diffusion_llm_is_named_and_runs_the_loop_without_overlap(examine: Examine) -> None:
+    found = examine(*CPU, "--dllm-algorithm", "LowConfidence", config=SDAR)
+    assert codes(found["overlap"]) == ["diffusion-llm"] and found["loop"] == "SGLang's synchronous loop"
+    assert "diffusion-llm" in codes(found["lane"])
 
 
 def test_a_role_of_disaggregation_has_a_loop_of_its_own(examine: Examine) -> None:

@@ -71,6 +71,7 @@ def test_what_is_no_address_is_told(url: str) -> None:
         ({"internal_states": []}, 200, "has no internal_states"),
         ({"internal_states": ["x"]}, 200, "has no internal_states"),
         ({"internal_states": [{}]}, 200, "no zos-sglang in the server at"),
+        ({"internal_states": [{}], "pp_size": 2}, 200, "it runs the pipeline-parallel loop (event_loop_pp"),
         (STATE, 200, "cannot record its steps"),
         (info_of(format=2), 200, "another release of zos-sglang"),
         ({}, 404, "it has no /server_info"),

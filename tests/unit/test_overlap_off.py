@@ -14,6 +14,7 @@ from zos_sglang.upstream.overlap_off import (
     RULES,
     UNKNOWN,
     loop_left_alone,
+    loop_rule,
     startup_line,
     why_overlap_is_off,
 )
@@ -40,6 +41,18 @@ MAMBA = {
     "mamba_n_heads": 4,
     "mamba_d_head": 32,
     "vocab_size": 256,
+}
+#: A diffusion LLM by its architecture; `model_type` is one that transformers knows.
+SDAR = {
+    "architectures": ["SDARForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "vocab_size": 151936,
 }
 
 
@@ -78,7 +91,7 @@ def test_the_users_own_flag_is_named(resolve):
 def test_pipeline_parallelism_is_named_and_its_loop_left_alone(resolve):
     args = resolve(pp_size=2)
     assert why_overlap_is_off(args) == "pipeline parallelism (--pp-size above 1)"
-    assert loop_left_alone(args) == "the pipeline-parallel loop"
+    assert "pipeline-parallel loop (event_loop_pp:" in loop_left_alone(args)
 
 
 def test_every_rule_that_turned_overlap_off_is_named(resolve):
@@ -102,11 +115,12 @@ def test_the_no_buffer_mamba_cache_is_named(resolve):
     assert "no_buffer Mamba cache" in why_overlap_is_off(args)
 
 
-def test_a_diffusion_llm_is_named_and_its_loop_left_alone():
+def test_a_diffusion_llm_is_named_and_runs_the_loop_without_overlap():
     args = ServerArgs(model_path="dummy", dllm_algorithm="LowConfidence")
     overrides.run_post_process_pass(args, overrides._dllm_overlap_disable)
     assert why_overlap_is_off(args) == "diffusion LLM (--dllm-algorithm)"
-    assert loop_left_alone(args) == "the diffusion-LLM loop"
+    assert loop_left_alone(args) is None
+    assert line(args, False).endswith("; SGLang's synchronous loop runs unchanged")
 
 
 def test_mps_without_mlx_is_named():
@@ -135,12 +149,18 @@ def test_the_loops_of_a_disaggregation_role_are_left_alone(role):
 
 def test_the_pd_multiplexing_loop_is_left_alone():
     args = ServerArgs(model_path="dummy", enable_pdmux=True)
-    assert loop_left_alone(args) == "the PD-multiplexing loop"
+    assert "PD-multiplexing loop (event_loop_pdmux:" in loop_left_alone(args)
 
 
 def test_the_mlx_loop_is_left_alone(monkeypatch):
     monkeypatch.setattr("sglang.srt.hardware_backend.mlx.runtime.use_mlx", lambda: True)
-    assert loop_left_alone(ServerArgs(model_path="dummy")) == "the MLX loop"
+    assert "MLX loop (event_loop_overlap_mlx:" in loop_left_alone(ServerArgs(model_path="dummy"))
+
+
+def test_the_loop_of_a_running_server_is_found_in_its_arguments():
+    rule = loop_rule({"disaggregation_mode": "null", "enable_pdmux": False, "pp_size": 2})
+    assert rule.code == "pipeline-parallel"
+    assert loop_rule({"disaggregation_mode": "null", "pp_size": 1, "dllm_algorithm": "LowConfidence"}) is None
 
 
 def test_sources_of_all_rules_exist_upstream():
@@ -170,7 +190,10 @@ def test_the_start_line_names_the_rule_that_turned_overlap_off(resolve):
 def test_the_start_line_names_a_loop_that_is_left_alone(resolve):
     text = line(resolve(pp_size=2), False)
     assert "overlap off because of pipeline parallelism" in text
-    assert "the pipeline-parallel loop runs as SGLang has it: zos-sglang leaves it alone" in text
+    assert text.endswith(
+        "the pipeline-parallel loop (event_loop_pp: micro-batches pass from stage to stage) runs as SGLang "
+        "has it: zos-sglang leaves it alone"
+    )
     assert "\n" not in text
 
 

@@ -45,10 +45,7 @@ def look(url: str, api_key: str | None = None, rank: int = 0, timeout_s: float =
         raise ToolError(f"--rank {rank}: {url} has data-parallel ranks 0 to {len(states) - 1}")
     zos = states[rank].get("zos")
     if not isinstance(zos, dict):
-        raise ToolError(
-            f"no zos-sglang in the server at {url}: it runs without the plugin, in mode off, "
-            "or with an event loop that zos-sglang leaves alone"
-        )
+        raise ToolError(f"no zos-sglang in the server at {url}: {_why_absent(info)}")
     steps = zos.get("steps")
     if not isinstance(steps, dict):
         raise ToolError(f"the server at {url} cannot record its steps; its log says why")
@@ -58,6 +55,14 @@ def look(url: str, api_key: str | None = None, rank: int = 0, timeout_s: float =
             f"{steps.get('format')}, this one reads {FORMAT}"
         )
     return Server(url, info, zos, steps, len(states))
+
+
+def _why_absent(arguments: Mapping[str, Any]) -> str:
+    from zos_sglang.upstream.overlap_off import loop_left_alone
+
+    if alone := loop_left_alone(arguments):
+        return f"it runs {alone}, which zos-sglang leaves alone"
+    return "it runs without the plugin, in mode off, or with an event loop that zos-sglang leaves alone"
 
 
 def address(url: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ class Readback:
         copy_waits: makes the copy stream wait for the forward stream.
         copy_context: makes the copy stream current.
         new_event: an event that the host can wait for.
+        offload: issues a copy from a thread of its own, once what the current stream holds so far is done,
+            and returns what the host waits for. For devices where issuing a copy blocks the thread until the
+            copy is done (confidential computing); they have no pinned memory either.
     """
 
     def __init__(
@@ -33,6 +37,7 @@ class Readback:
         copy_waits: Callable[[], None],
         copy_context: Callable[[], AbstractContextManager[Any]],
         new_event: Callable[[], Any],
+        offload: Callable[[Callable[[], None]], Any] | None = None,
     ) -> None:
         self.depth = ring.shape[0]
         self._count = 0
@@ -41,7 +46,8 @@ class Readback:
         self.ring = ring
         self.copy_waits = copy_waits
         self.copy_context = copy_context
-        self.host = torch.empty_like(ring, device="cpu", pin_memory=ring.is_cuda)
+        self.offload = offload
+        self.host = torch.empty_like(ring, device="cpu", pin_memory=ring.is_cuda and offload is None)
         self.events = [new_event() for _ in range(self.depth)]
 
     def queue(self, rows: int) -> tuple[torch.Tensor, Any]:
@@ -51,6 +57,9 @@ class Readback:
         home, event = self.host[slot, :rows], self.events[slot]
         self.copy_waits()
         with self.copy_context():
+            if self.offload is not None:
+                # No later step writes this slot before the host has waited for what this returns.
+                return home, self.offload(partial(home.copy_, self.ring[slot, :rows]))
             home.copy_(self.ring[slot, :rows], non_blocking=True)
             event.record()
         return home, event

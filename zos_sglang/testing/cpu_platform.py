@@ -8,12 +8,15 @@ demo on machines without a GPU, and is active only when `SGLANG_PLATFORM=zos_cpu
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import SRTPlatform
+
+from zos_sglang.testing import cpu_speculation
 
 PLATFORM_NAME = "zos_cpu"
 ATTENTION = "torch_native"
@@ -52,13 +55,26 @@ class PlainCpuPlatform(SRTPlatform, CpuDeviceMixin):
         if server_args.attention_backend in (None, "intel_amx"):
             server_args.attention_backend = ATTENTION
 
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        """The algorithms whose kernels this platform has."""
+        return algorithm in ("NGRAM", cpu_speculation.BARRIER)
+
+    def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
+        """Where the drafts of a verify step are written."""
+        return cpu_speculation.extend_slots
+
     def init_backend(self) -> None:
-        """Put a faster decode behind the name `torch_native`, in each worker.
+        """Put a faster decode behind the name `torch_native`, in each worker, and fill gaps of `torch.cpu`.
 
         Under its own name it would take branches meant for Triton: upstream recognises
         backends that need none by the literal name (last locations of paged rows, graphs off).
         """
         from sglang.srt.layers.attention.attention_registry import register_attention_backend
+
+        if not hasattr(torch.cpu.Stream, "synchronize"):
+            # Upstream's readback worker waits for its stream; there is nothing to wait for here.
+            torch.cpu.Stream.synchronize = lambda self: None
+        cpu_speculation.replace_kernels()
 
         @register_attention_backend(ATTENTION)
         def create(runner: Any) -> Any:

@@ -22,7 +22,7 @@ class ModelError(RuntimeError):
 
 
 def make_tiny(arch: str, out: str | Path, seed: int = 0) -> Path:
-    """Build a tiny random model of `arch` (gpt2, qwen3 or llama) in folder `out`.
+    """Build a tiny random model of `arch` (gpt2, qwen3, llama or deepseek) in folder `out`.
 
     Returns at once if `out` already holds it. Raises ModelError if `out` holds something else.
     """
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m zos_sglang.testing.models")
     kinds = parser.add_subparsers(dest="kind", required=True)
     tiny = kinds.add_parser("tiny", help="tiny random model for fast tests (float32)")
-    tiny.add_argument("--arch", choices=("gpt2", "qwen3", "llama"), required=True)
+    tiny.add_argument("--arch", choices=("gpt2", "qwen3", "llama", "deepseek"), required=True)
     tiny.add_argument("--out", type=Path, required=True, help="folder to create")
     tiny.add_argument("--seed", type=int, default=0, help="seed of the weights (default 0)")
     smollm2 = kinds.add_parser("smollm2", help="SmolLM2-135M-Instruct, the demo model")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-ARCHS = ("gpt2", "qwen3", "llama")
+ARCHS = ("gpt2", "qwen3", "llama", "deepseek")
 TINY_VERSION = 1  # raise when the weights or the tokenizer change, so old folders are rebuilt
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, CONTEXT = 64, 2, 4, 2, 128, 4096
@@ -92,9 +92,46 @@ def _model(arch: str, eos: int) -> Any:
         "tie_word_embeddings": False,
         **common,
     }
+    if arch == "deepseek":
+        return transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**shape | _latent()))
     if arch == "qwen3":
         return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape))
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
+
+
+def _latent() -> dict[str, Any]:
+    """DeepSeek V3's own parts: multi-head latent attention, and experts in all layers but the first.
+
+    SGLang's rotary embedding without kernels knows only DeepSeek's YaRN.
+    """
+    yarn = {"beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
+    return {
+        "num_key_value_heads": HEADS,
+        "num_hidden_layers": LAYERS + 1,
+        "q_lora_rank": 48,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 32,
+        "qk_rope_head_dim": 16,
+        "head_dim": 16,
+        "v_head_dim": 32,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "moe_layer_freq": 1,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "moe_intermediate_size": 32,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": CONTEXT // 4,
+            **yarn,
+        },
+    }
 
 
 def _initialise(model: Any, tokenizer: Any, seed: int) -> None:
@@ -111,7 +148,7 @@ def _initialise(model: Any, tokenizer: Any, seed: int) -> None:
                     _norm_gain(name) * (0.5 + scale) if name.endswith("weight") else 0.1 * (scale - 0.5)
                 )
                 continue
-            fan_in = weight.shape[0] if _is_conv1d(name) else weight.shape[1]
+            fan_in = weight.shape[0] if _is_conv1d(name) else weight.shape[-1]
             noise = torch.randn(weight.shape, generator=generator)
             weight.copy_(noise * (_gain(name, tied) * fan_in**-0.5))
         _rebalance(model, tokenizer)

@@ -27,12 +27,18 @@ def around_run_event_loop(original: Callable[..., Any], scheduler: Any) -> Any:
 
     if conflict := hooks.other_plugins("scheduler"):
         step_aside(conflict)
-    if runtime.settings.mode is not None and scheduler.tp_group.rank_in_group == 0:
+    if runtime.settings.mode is not None and _speaks(scheduler):
         try:
             logger.info(startup_line(runtime.settings, scheduler.server_args, scheduler.enable_overlap))
         except Exception:
             logger.exception("zos-sglang: the start-up line failed; the server starts all the same")
     return original(scheduler)
+
+
+def _speaks(scheduler: Any) -> bool:
+    """Whether this is the one process of a model's ranks and stages that says it."""
+    stages = scheduler.pp_group
+    return scheduler.tp_group.rank_in_group == 0 and (stages is None or stages.is_first_rank)
 
 
 def around_event_loop_overlap(original: Callable[..., Any], scheduler: Any) -> Any:

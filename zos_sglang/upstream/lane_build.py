@@ -54,7 +54,13 @@ def build_lane(parts: Parts, settings: Settings, account: LaneAccount) -> tuple[
         return None
     port = SglangLanePort(scheduler, device, streams, parts.pins, account)
     port.graphs = executor.graphs
-    readback = Readback(executor.ring, streams.copy_waits_for_forward, device.copy_context, device.new_event)
+    readback = Readback(
+        executor.ring,
+        streams.copy_waits_for_forward,
+        device.copy_context,
+        device.new_event,
+        scheduler.async_d2h_worker.submit if scheduler.enable_async_d2h_copy else None,
+    )
     lane = SglangLane(port, executor, readback, account, window=settings.lane_window)
     lane.may_repeat = get_parallel().tp_size == 1
     results = LaneResults(

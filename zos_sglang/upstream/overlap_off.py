@@ -149,7 +149,10 @@ def mode_rules(mode: str) -> list[Rule]:
 def loop_rule(server_args: Any) -> Rule | None:
     """Why upstream runs another event loop than the one we replace, or None.
 
-    Same order as upstream's dispatch: the disaggregation role first, then the others.
+    Same order as upstream's dispatch: the disaggregation role first, then the others. Diffusion LLMs have
+    none of their own: they run the loop without overlap, which `overlap_rules` explains.
+
+    `server_args` is resolved, or the arguments of a running server as `/server_info` has them.
     """
     role = _resolved(server_args, "disaggregation_mode")
     if role not in (None, "null"):
@@ -160,17 +163,25 @@ def loop_rule(server_args: Any) -> Rule | None:
             "serve prefill and decode in one server",
         )
     if _resolved(server_args, "enable_pdmux"):
-        return _loop("pdmux", "--enable-pdmux", "the PD-multiplexing loop", "leave --enable-pdmux out")
-    if (_resolved(server_args, "pp_size") or 1) > 1:
-        return _loop("pipeline-parallel", "--pp-size", "the pipeline-parallel loop", "use --pp-size 1")
-    if _uses_mlx():
-        return _loop("mlx", "SGLANG_USE_MLX", "the MLX loop", "nothing: MLX has a loop of its own")
-    if _resolved(server_args, "dllm_algorithm"):
         return _loop(
-            "diffusion-llm",
-            "--dllm-algorithm",
-            "the diffusion-LLM loop",
-            "nothing: diffusion LLMs have a loop of their own",
+            "pdmux",
+            "--enable-pdmux",
+            "the PD-multiplexing loop (event_loop_pdmux: prefill and decode share the device at once)",
+            "leave --enable-pdmux out",
+        )
+    if (_resolved(server_args, "pp_size") or 1) > 1:
+        return _loop(
+            "pipeline-parallel",
+            "--pp-size",
+            "the pipeline-parallel loop (event_loop_pp: micro-batches pass from stage to stage)",
+            "use --pp-size 1 and spread the model with --tp-size",
+        )
+    if _uses_mlx(server_args):
+        return _loop(
+            "mlx",
+            "SGLANG_USE_MLX",
+            "the MLX loop (event_loop_overlap_mlx: MLX computes lazily and overlaps by itself)",
+            "nothing: MLX has a loop of its own",
         )
     return None
 
@@ -220,6 +231,8 @@ def startup_line(
 
 
 def _resolved(server_args: Any, field: str) -> Any:
+    if isinstance(server_args, Mapping):
+        return server_args.get(field)
     from sglang.srt.arg_groups.overrides import resolution_result
 
     return resolution_result(server_args, field)
@@ -231,7 +244,9 @@ def _asked_for(server_args: Any, field: str) -> bool:
     return bool(raw[field] if raw is not None else getattr(server_args, field, False))
 
 
-def _uses_mlx() -> bool:
+def _uses_mlx(server_args: Any) -> bool:
+    if isinstance(server_args, Mapping):
+        return False  # a variable of the server's environment, which it does not tell
     from sglang.srt.hardware_backend.mlx.runtime import use_mlx
 
     return bool(use_mlx())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from zos_sglang.testing.models import MARKER
 
@@ -90,7 +90,20 @@ class Shape:
         return found
 
 
-def make_wide(out: Path, shape: Shape | None = None, *, dtype: str = "bfloat16", seed: int = 0) -> Path:
+class Sizes(Protocol):
+    """What a checkpoint is made from: `Shape`, or that of another kind of model."""
+
+    def config(self, dtype: str) -> dict[str, Any]:
+        """The model's config.json."""
+
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Name and shape (out, in) of every matrix."""
+
+    def gains(self) -> dict[str, int]:
+        """Name and length of every vector."""
+
+
+def make_wide(out: Path, shape: Sizes | None = None, *, dtype: str = "bfloat16", seed: int = 0) -> Path:
     """Write config and wide random weights to folder `out` (about 1.5 GB at the default shape).
 
     On the GPU where there is one. Returns at once if `out` already holds the same model.

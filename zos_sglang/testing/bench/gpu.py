@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from zos_sglang.testing.bench import canary
+from zos_sglang.testing.bench import canary, gpu_modes
+from zos_sglang.testing.bench.check import Check
 from zos_sglang.testing.bench.checkpoint import Shape, make_wide, vocabulary, write_config
 from zos_sglang.testing.bench.client import BenchClient
 from zos_sglang.testing.bench.measure import Settings, measure
@@ -37,15 +38,8 @@ class Scale:
     turns: int = 6
     canary: canary.Load = field(default_factory=canary.Load)
     canary_pool: int = 12_000
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that must hold, with what was found."""
-
-    what: str
-    ok: bool
-    found: Any
+    #: The small model of DeepSeek's shape, in float32.
+    small: bool = False
 
 
 @dataclass(frozen=True)
@@ -199,6 +193,16 @@ def _examine_poisoned(
     ]
 
 
+def _speculation(name: str, what: str, case: gpu_modes.Speculation) -> Part:
+    return Part(
+        name,
+        what,
+        40,
+        lambda models, scale: case.config(models),
+        lambda server, models, scale: case.examine(server),
+    )
+
+
 PARTS = {
     part.name: part
     for part in (
@@ -223,6 +227,23 @@ PARTS = {
             60,
             _canary_config(mode="resident", attention="fa3"),
             _examine_canary,
+        ),
+        _speculation(
+            "speculation",
+            "a draft model: a grammar advances inside verify; answers of all modes",
+            gpu_modes.Speculation(waits=False, algorithm="STANDALONE", on_cpu="NGRAM_BARRIER"),
+        ),
+        _speculation(
+            "speculation-ngram",
+            "drafts from the host: launches wait for a grammar; answers of all modes",
+            gpu_modes.Speculation(waits=True, algorithm="NGRAM", on_cpu="NGRAM"),
+        ),
+        Part(
+            "moe-mla",
+            "DeepSeek's shape: latent attention and experts; answers of all modes",
+            40,
+            lambda models, scale: gpu_modes.latent_config(models, scale.dtype, scale.small),
+            lambda server, models, scale: gpu_modes.examine_latent(server, models),
         ),
         Part("canary-bites", "KV canary with swapped tokens", 20, _canary_config(True), _examine_poisoned),
     )

@@ -20,9 +20,10 @@ import httpx
 import psutil
 
 from zos_sglang.testing.bench import canary
+from zos_sglang.testing.bench.check import Check
 from zos_sglang.testing.bench.checkpoint import Shape
 from zos_sglang.testing.bench.client import BenchError
-from zos_sglang.testing.bench.gpu import PARTS, Check, Part, Scale
+from zos_sglang.testing.bench.gpu import PARTS, Part, Scale
 from zos_sglang.testing.bench.record import print_table, provenance, write_json
 from zos_sglang.testing.bench.stats import TooFewSteps
 from zos_sglang.testing.server import ServerFailed, ServerProcess, cuda_available
@@ -47,6 +48,7 @@ REHEARSAL = Scale(
         output_length=(16, 96),
     ),
     canary_pool=1000,
+    small=True,
 )
 
 

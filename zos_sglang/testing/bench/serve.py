@@ -32,11 +32,14 @@ class Config:
     tokens_a_request: int = 512
     env: Mapping[str, str] = field(default_factory=dict)
     args: Sequence[str] = ()
+    #: A grammar needs one; everything else is asked with token ids.
+    tokenizer: bool = False
 
     def command_args(self, cuda: bool) -> list[str]:
         """SGLang's flags; later ones win, so `args` can change any of them."""
         pool = max(32768, 2 * max(self.batches) * self.tokens_a_request)
-        found = ["--skip-tokenizer-init", "--max-total-tokens", str(pool)]
+        found = [] if self.tokenizer else ["--skip-tokenizer-init"]
+        found += ["--max-total-tokens", str(pool)]
         found += ["--max-running-requests", str(max(128, *self.batches))]
         if attention := self.attention or ("triton" if cuda else None):
             found += ["--attention-backend", attention]

@@ -60,6 +60,10 @@ class PlainCpuPlatform(SRTPlatform, CpuDeviceMixin):
         """
         from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
+        from zos_sglang.testing.cpu_dp_attention import allow_dp_attention
+
+        allow_dp_attention()
+
         @register_attention_backend(ATTENTION)
         def create(runner: Any) -> Any:
             from zos_sglang.testing.cpu_attention import RowwiseAttention

@@ -11,8 +11,10 @@ import httpx
 import pytest
 
 from tests.server.conftest import CACHE, distribution
-from zos_sglang.modes import MODE_CODES
+from zos_sglang.overlap.guards import PrefillRule
 from zos_sglang.testing import dp_jitter
+from zos_sglang.testing.bench import dp_rule
+from zos_sglang.testing.bench.dp_attention import set_rule
 from zos_sglang.testing.dp_server import RANKS, DpServer, Hung, watched
 from zos_sglang.testing.models import make_tiny
 
@@ -27,7 +29,7 @@ WORDS = ("the", "of", "and", "a", "to", "in", "is", "you", "that", "it", "was", 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """Start servers that live as long as the module, or until the next one starts: ranks need cores."""
+    """Start servers, one at a time: each has two ranks, and each rank wants a core."""
     running = []
 
     def make(mode, env=None):
@@ -42,6 +44,25 @@ def start(tmp_path_factory):
     yield make
     while running:
         running.pop().stop()
+
+
+@pytest.fixture(scope="module")
+def stacks(tmp_path_factory):
+    return tmp_path_factory.mktemp("stacks")
+
+
+@pytest.fixture(scope="module")
+def ours(start, stacks):
+    """One rank is late now and then, in every test here; rules and modes change while it runs."""
+    entries = dp_jitter.ENTRY + dp_rule.ENTRY.splitlines()[1] + "\n"
+    plugins = distribution(stacks, "dp-tests", "1.0", entries)
+    jitter = {dp_jitter.JITTER: f"{LATE_RANK}:{SEED}", dp_jitter.FOLDER: str(stacks)}
+    return start("overlap", {**plugins, **jitter, "ZOS_STRICT": "1"})
+
+
+@pytest.fixture(scope="module")
+def stock_answers(start):
+    return wave(start(None))
 
 
 def body(text, rank, new, stream=False, **more):
@@ -92,61 +113,50 @@ def switch(server, mode):
 # ---------------------------------------------------------------- answers
 
 
-@pytest.fixture(scope="module")
-def stock_answers(start):
-    return wave(start(None))
+def gained(before, server):
+    """How often each reason was given since, by rank."""
+    pairs = zip(before, server.states(), strict=True)
+    return [{name: n - old["reasons"][name] for name, n in new["reasons"].items()} for old, new in pairs]
 
 
-@pytest.mark.parametrize("rule", ["never", "always", "first-token"])
-def test_answers_are_stocks_and_the_ranks_decide_alike_by_the_rule_in_effect(start, stock_answers, rule):
-    server = start("overlap", {"ZOS_CONSECUTIVE_PREFILL": rule, "ZOS_STRICT": "1"})
-    assert wave(server) == stock_answers
-    first, second = (state["reasons"] for state in server.states())
+@pytest.mark.parametrize("rule", list(PrefillRule))
+def test_answers_are_stocks_and_the_ranks_decide_alike_by_the_rule_in_effect(stock_answers, ours, rule):
+    set_rule(ours.url, rule)
+    before = ours.states()
+    assert wave(ours) == stock_answers
+    first, second = gained(before, ours)
     assert first == second
-    assert first["overlapped"] > 50 and first["guard-failed"] == 0
+    assert first["overlapped"] > 20 and first["guard-failed"] == 0
     assert (first["consecutive-prefill"] > 0) is (rule == "always")
     assert (first["first-token"] > 0) is (rule == "first-token")
-    if rule == "first-token":
-        _every_mode_answers_like_stock(server, stock_answers)
 
 
-def _every_mode_answers_like_stock(server, stock_answers):
-    """In one server, switched between requests and under them; here, for a start takes half a minute."""
-    for mode in ("resident", "stock", "sync", "overlap"):
-        switch(server, mode)
-        assert wave(server) == stock_answers, mode
-        states = server.states()
-        assert [state["mode"] for state in states] == [mode] * RANKS
+@pytest.mark.parametrize("mode", ["resident", "stock", "sync", "overlap"])
+def test_every_mode_answers_like_stock_and_the_lane_stays_closed_by_name(stock_answers, ours, mode):
+    switch(ours, mode)
+    assert wave(ours) == stock_answers
+    states = ours.states()
+    assert [state["mode"] for state in states] == [mode] * RANKS
+    assert states[0]["reasons"] == states[1]["reasons"]
+    if mode == "resident":
         assert [state["lane"]["refused"] for state in states] == [{"dp-attention": 1}] * RANKS
         assert [state["lane"]["opened"] for state in states] == [0] * RANKS
+
+
+def test_modes_change_under_requests_and_all_ranks_go_along(stock_answers, ours):
+    before = ours.states()
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(wave, server)
+        running = pool.submit(wave, ours)
         for mode in ("stock", "resident", "sync", "overlap", "stock", "overlap"):
-            switch(server, mode)
+            switch(ours, mode)
             time.sleep(0.05)
         assert running.result() == stock_answers
-    first, second = server.states()
-    assert first["paths"]["mode-switches"] == second["paths"]["mode-switches"] == 10
-    assert first["paths"]["fallbacks"] == second["paths"]["fallbacks"] == 0
-    assert set(MODE_CODES) >= {"stock", "resident", "sync", "overlap"}
+    for old, new in zip(before, ours.states(), strict=True):
+        assert new["paths"]["mode-switches"] - old["paths"]["mode-switches"] == 6
+        assert new["paths"]["fallbacks"] == 0
 
 
 # ---------------------------------------------------------------- a late rank
-
-
-@pytest.fixture(scope="module")
-def stacks(tmp_path_factory):
-    return tmp_path_factory.mktemp("stacks")
-
-
-@pytest.fixture(scope="module")
-def late(start, stacks):
-    """One rank is late now and then."""
-    found = distribution(stacks, "dp-jitter", "1.0", dp_jitter.ENTRY)
-    return start(
-        "overlap",
-        {**found, dp_jitter.JITTER: f"{LATE_RANK}:{SEED}", dp_jitter.FOLDER: str(stacks), "ZOS_STRICT": "1"},
-    )
 
 
 def launches(state):
@@ -184,33 +194,32 @@ def play(server, alive, steps):
             time.sleep(chance.choice((0, 0.05)))
 
 
-def test_ten_thousand_steps_with_a_late_rank_do_not_hang_and_both_ranks_decide_alike(late, stacks):
-    watched(late, stacks, lambda alive: play(late, alive, STEPS), HANG_S)
-    first, second = late.states()
-    assert launches(first) == launches(second) >= STEPS
-    assert first["reasons"] == second["reasons"]
-    assert min(first["reasons"][reason] for reason in ("overlapped", "nothing-pending", "first-token")) > 20
-    for state in (first, second):
-        assert state["reasons"]["guard-failed"] == state["paths"]["fallbacks"] == 0
-        assert state["paths"]["prefill"] > 100 and state["paths"]["middle-chunk"] > 20
-    # Both have been idle beside a busy rank: a step without rows of its own is neither path.
-    for state in (first, second):
-        assert state["paths"]["prefill"] + state["paths"]["decode"] < launches(state)
+def test_ten_thousand_steps_with_a_late_rank_do_not_hang_and_both_ranks_decide_alike(ours, stacks):
+    set_rule(ours.url, PrefillRule.FIRST_TOKEN)
+    before = ours.states()
+    watched(ours, stacks, lambda alive: play(ours, alive, launches(before[0]) + STEPS), HANG_S)
+    first, second = gained(before, ours)
+    assert first == second and sum(first.values()) >= STEPS
+    assert min(first[reason] for reason in ("overlapped", "nothing-pending", "first-token")) > 20
+    assert first["guard-failed"] == 0
+    for old, new in zip(before, ours.states(), strict=True):
+        paths = {name: n - old["paths"][name] for name, n in new["paths"].items()}
+        assert paths["prefill"] > 100 and paths["middle-chunk"] > 20 and paths["fallbacks"] == 0
+        # It has been idle beside a busy rank: such a launch has no rows and counts as neither.
+        assert paths["prefill"] + paths["decode"] < sum(first.values()) - 100
 
 
-def test_a_hang_is_noticed_and_both_ranks_stacks_are_shown(late, stacks):
+def test_a_hang_is_noticed_and_both_ranks_stacks_are_shown(ours, stacks):
     """The last test of this server: it never comes back."""
 
     def hang(alive):
-        with user(late) as client:
+        with user(ours) as client:
             ask(client, alive, **body("never answered", LATE_RANK, 4, rid=dp_jitter.HANG))
 
     with pytest.raises(Hung) as hung:
-        watched(late, stacks, hang, 5.0)
-    waiting, asleep = str(hung.value).split("scheduler_")[1:]
-    if asleep.startswith("DP0"):
-        waiting, asleep = asleep, waiting
-    assert waiting.startswith("DP0_TP0") and asleep.startswith("DP1_TP1")
-    assert "dp_jitter.py" in asleep and "in behind" in asleep
-    assert "exchange_sync_rows" in waiting or "broadcast" in waiting
-    assert "dp_jitter.py" not in waiting
+        watched(ours, stacks, hang, 5.0)
+    first, second = sorted(str(hung.value).split("sglang::scheduler_")[1:])
+    assert first.startswith("DP0_TP0") and second.startswith("DP1_TP1")
+    assert "in behind" in second and "in behind" not in first
+    # It waits for the other one in whatever they do together next.
+    assert any(word in first for word in ("all_gather", "all_reduce", "broadcast"))

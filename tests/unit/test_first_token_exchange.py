@@ -144,9 +144,13 @@ def test_a_value_is_not_left_over_for_the_next_exchange(monkeypatch):
     assert [getattr(rank.pending, DUE_MARK) for rank in ranks] == [False, False]
 
 
-def test_an_exchange_that_is_off_changes_and_marks_nothing():
-    exchange, batch = FirstTokenExchange(), Local("prefill", [Waiting(stream=True)]).batch()
-    info = SimpleNamespace(is_extend_in_batch=True)
+def test_an_exchange_that_is_off_changes_and_marks_nothing(monkeypatch):
+    monkeypatch.setattr("sglang.srt.runtime_context.get_parallel", lambda: SimpleNamespace(num_dp_ranks=1))
+    exchange, local = FirstTokenExchange(), Local("prefill", [Waiting(stream=True)])
+    exchange.active = True
+    through(exchange, local.batch())
+    exchange.active = False  # the mode was switched
+    batch, info = local.batch(), SimpleNamespace(is_extend_in_batch=True)
     assert through(exchange, batch) is batch and not hasattr(batch, DUE_MARK)
     exchange.gather(lambda info: None, info)
     assert info.is_extend_in_batch is True

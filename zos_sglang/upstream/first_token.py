@@ -42,21 +42,22 @@ class FirstTokenExchange:
         if not self.active:
             return original(adapter, local_batch)
         self._mine, self._gathered = self._due(local_batch), None
-        try:
-            batch = original(adapter, local_batch)
-        finally:
-            mine, self._mine = self._mine, False
+        batch = original(adapter, local_batch)
         if batch is not None:
-            batch.__dict__[DUE_MARK] = self._agreed(mine)
+            batch.__dict__[DUE_MARK] = self._agreed()
         return batch
 
     def gather(self, original: Callable[..., None], info: Any, *args: Any, **kwargs: Any) -> None:
         """Around `MLPSyncBatchInfo.all_gather`: send ours with this rank's row, read everybody's."""
+        if not self.active:
+            original(info, *args, **kwargs)
+            return
         if self._mine and info.is_extend_in_batch:
             info.is_extend_in_batch = DUE  # upstream sends int() of it, and overwrites it with the answer
         original(info, *args, **kwargs)
-        if self.active:
-            self._gathered = int(info.tp0_info_cpu[:, COLUMN].max()) >= DUE
+        # The field is everybody's by now: where nobody prefills there is nothing to look for.
+        prefills = bool(info.is_extend_in_batch)
+        self._gathered = prefills and int(info.tp0_info_cpu[:, COLUMN].max()) >= DUE
 
     def _due(self, batch: Any) -> bool:
         """This rank's value. A fault of ours means "no": every rank reads the same "no"."""
@@ -70,11 +71,11 @@ class FirstTokenExchange:
             self._failed = True
             return False
 
-    def _agreed(self, mine: bool) -> bool:
+    def _agreed(self) -> bool:
         if self._gathered is not None:
             return self._gathered
         # Nothing was gathered. One attention-DP rank: its TP ranks see the same requests. More of them, and
         # SGLANG_SCHEDULER_SKIP_ALL_GATHER is set: nobody knows, so nobody waits.
         from sglang.srt.runtime_context import get_parallel
 
-        return mine and bool(get_parallel().num_dp_ranks == 1)
+        return self._mine and bool(get_parallel().num_dp_ranks == 1)

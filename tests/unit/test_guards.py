@@ -11,6 +11,7 @@ import pytest
 from tests.unit.fake_batch import Mode, SpecAlgorithm
 from zos_sglang.overlap.guards import (
     CONSECUTIVE_PREFILL,
+    DUE_MARK,
     PrefillRule,
     RankEqual,
     Reason,
@@ -40,10 +41,11 @@ class Waiting:
 
 
 class OnlyRankEqual:
-    """A batch of which a DP rule may read the one rank-equal value; anything else explodes."""
+    """A batch of which a DP rule may read the rank-equal values; anything else explodes."""
 
-    def __init__(self, is_extend_in_batch):
+    def __init__(self, is_extend_in_batch, due=False):
         self.is_extend_in_batch = is_extend_in_batch
+        setattr(self, DUE_MARK, due)
         self.spec_algorithm = SpecAlgorithm(False)
 
     def __getattr__(self, name):
@@ -98,12 +100,22 @@ def test_guard_table_outside_dp_attention(rule):
 
 
 @pytest.mark.parametrize("rule", list(PrefillRule))
-@pytest.mark.parametrize(("now", "before"), list(product((False, True), repeat=2)))
-def test_guard_table_under_dp_attention(rule, now, before):
-    decision = make_guard(rule, dp_attention=True)(OnlyRankEqual(now), OnlyRankEqual(before))
-    stops = rule is PrefillRule.ALWAYS and now and before
-    assert decision.overlap is not stops
-    assert decision.reason is (Reason.CONSECUTIVE_PREFILL if stops else Reason.OVERLAPPED)
+@pytest.mark.parametrize(("now", "before", "due"), list(product((False, True), repeat=3)))
+def test_guard_table_under_dp_attention(rule, now, before, due):
+    decision = make_guard(rule, dp_attention=True)(OnlyRankEqual(now), OnlyRankEqual(before, due))
+    reason = Reason.OVERLAPPED
+    if now and before:
+        if rule.value == "always":
+            reason = Reason.CONSECUTIVE_PREFILL
+        elif rule.value == "first-token" and due:
+            reason = Reason.FIRST_TOKEN
+    assert (decision.overlap, decision.reason) == (reason is Reason.OVERLAPPED, reason)
+
+
+def test_a_batch_whose_value_nobody_gathered_owes_no_first_token():
+    decide = make_guard(PrefillRule.FIRST_TOKEN, dp_attention=True)
+    pending = batch("prefill", reqs=[Waiting(stream=True)])
+    assert decide(batch("prefill"), pending).reason is Reason.OVERLAPPED
 
 
 def test_grammar_sync_holds_under_dp_attention_too():
@@ -134,8 +146,8 @@ def test_mode_sync_never_overlaps_and_looks_at_nothing():
         assert (decision.overlap, decision.reason) == (False, Reason.MODE_SYNC)
 
 
-def test_a_dp_rule_gets_a_value_with_one_field():
-    assert RankEqual._fields == ("is_extend_in_batch",)
+def test_a_dp_rule_gets_the_two_values_that_ranks_share():
+    assert RankEqual._fields == ("is_extend_in_batch", "first_token_due")
     with pytest.raises(AttributeError):
         RankEqual(True).forward_mode
     assert dp_prefill_guard(PrefillRule.ALWAYS, RankEqual(True), RankEqual(True)) is CONSECUTIVE_PREFILL

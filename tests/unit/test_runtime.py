@@ -296,6 +296,34 @@ def test_our_setting_beats_upstreams_variable_which_beats_the_default(
     assert runtime.prefill_rule() is rule
 
 
+@pytest.mark.parametrize(
+    ("mode", "rule", "dp_attention", "on"),
+    [
+        ("overlap", "first-token", True, True),
+        ("overlap", "first-token", False, False),
+        ("overlap", "always", True, False),
+        ("overlap", "never", True, False),
+        ("sync", "first-token", True, False),
+        ("stock", "first-token", True, False),
+    ],
+)
+def test_ranks_tell_each_other_about_first_tokens_only_where_our_loop_asks(mode, rule, dp_attention, on):
+    script: Script = {1: [("submit", s) for s in specs()]}
+    runtime, scheduler = start(script, mode, consecutive_prefill=rule)
+    scheduler.require_mlp_sync = dp_attention
+    seen, select = set(), scheduler.get_next_batch_to_run
+
+    def selecting(*args, **kwargs):
+        seen.add(runtime.first_token.active)
+        return select(*args, **kwargs)
+
+    scheduler.get_next_batch_to_run = selecting
+    runtime.run(stock_loop, scheduler)
+    assert seen == {on}
+    assert runtime.first_token.active is False
+    assert_right(scheduler, script)
+
+
 def test_the_report_says_mode_rule_streams_and_counts():
     script: Script = {1: [("submit", s) for s in specs()]}
     runtime, scheduler = start(script)

@@ -61,34 +61,56 @@ GUARD_FAILED = OverlapDecision(False, Reason.GUARD_FAILED)
 
 
 class RankEqual(NamedTuple):
-    """All that a rule may see under DP attention: equal on every rank by upstream's MLP sync."""
+    """All that a rule may see under DP attention: equal on every rank by upstream's MLP sync.
+
+    Both were gathered when the batch was selected: whether any rank prefills in this step, and whether some
+    rank's prefill owes a token that a client waits for.
+    """
 
     is_extend_in_batch: bool
+    first_token_due: bool = False
+
+    @classmethod
+    def of(cls, batch: Batch) -> RankEqual:
+        return cls(bool(batch.is_extend_in_batch), bool(getattr(batch, DUE_MARK, False)))
+
+
+#: Where the exchange of the ranks leaves the second value on a batch. No mark: nobody gathered it.
+DUE_MARK = "zos_first_token_due"
 
 
 def dp_prefill_guard(rule: PrefillRule, batch: RankEqual, pending: RankEqual) -> OverlapDecision | None:
-    """Consecutive prefill under DP attention. `first-token` needs values that ranks do not share.
+    """Consecutive prefill under DP attention, for all ranks alike.
 
     Returns:
         A decision against overlap, or None to let the next guard speak.
     """
-    if rule is PrefillRule.ALWAYS and batch.is_extend_in_batch and pending.is_extend_in_batch:
+    if rule is PrefillRule.NEVER or not (batch.is_extend_in_batch and pending.is_extend_in_batch):
+        return None
+    if rule is PrefillRule.ALWAYS:
         return CONSECUTIVE_PREFILL
-    return None
+    return FIRST_TOKEN if pending.first_token_due else None
+
+
+def _is_waited_for(req: Any) -> bool:
+    """Of requests that get a token, those are waited for that stream, or that end with this token."""
+    return not req.finished() and (req.stream or req.sampling_params.max_new_tokens == 1)
 
 
 def someone_waits_for_first_token(pending: Batch) -> bool:
     """Does the pending prefill produce a token that a client waits for?
 
     A middle chunk of a long prompt produces none, nor does a prefill-only request (`max_new_tokens` 0).
-    Of the others, those are waited for that stream, or that end with this token: their answer is complete.
     """
-    for req in pending.reqs:
-        if req.inflight_middle_chunks > 0 or req.finished():
-            continue
-        if req.stream or req.sampling_params.max_new_tokens == 1:
-            return True
-    return False
+    return any(req.inflight_middle_chunks <= 0 and _is_waited_for(req) for req in pending.reqs)
+
+
+def someone_will_wait_for_first_token(batch: Batch) -> bool:
+    """The same of a prefill that has just been selected and not been launched.
+
+    The chunks before it may still be in flight, so the count of them says nothing yet.
+    """
+    return any(req is not batch.chunked_req and _is_waited_for(req) for req in batch.reqs)
 
 
 def prefill_guard(rule: PrefillRule, batch: Batch, pending: Batch) -> OverlapDecision | None:
@@ -134,9 +156,7 @@ def make_guard(
         if pending is None:
             return NOTHING_PENDING
         if dp_attention:
-            against = dp_prefill_guard(
-                rule, RankEqual(batch.is_extend_in_batch), RankEqual(pending.is_extend_in_batch)
-            )
+            against = dp_prefill_guard(rule, RankEqual.of(batch), RankEqual.of(pending))
         else:
             against = prefill_guard(rule, batch, pending)
         return against or grammar_guard(batch) or OVERLAPPED

@@ -25,6 +25,10 @@ class RowwiseAttention(TorchNativeAttnBackend):
         self._slots: list[torch.Tensor] = []  # per row: its KV slots, int64 [length]
         self._trees: list[tuple[torch.Tensor, torch.Tensor]] = []  # of a verify step, see _look_up_trees
 
+    def get_cpu_graph_seq_len_fill_value(self) -> int:
+        """Length of a row that only pads the batch to another rank's (DP attention): the padding slot's."""
+        return 1
+
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Look up each row's KV slots once for all layers of this step."""
         super().init_forward_metadata(forward_batch)

@@ -71,6 +71,9 @@ class PlainCpuPlatform(SRTPlatform, CpuDeviceMixin):
         """
         from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
+        from zos_sglang.testing.cpu_dp_attention import allow_dp_attention
+
+        allow_dp_attention()
         if not hasattr(torch.cpu.Stream, "synchronize"):
             # Upstream's readback worker waits for its stream; there is nothing to wait for here.
             torch.cpu.Stream.synchronize = lambda self: None

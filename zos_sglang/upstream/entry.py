@@ -66,6 +66,16 @@ def around_create_future_map(
     return FutureMap(device, algorithm, pool, *args, **kwargs)
 
 
+def around_prepare_mlp_sync_batch(original: Callable[..., Any], adapter: Any, local_batch: Any) -> Any:
+    """Before every step under DP attention: the ranks tell each other what they are about to run."""
+    return runtime.first_token.prepare(original, adapter, local_batch)
+
+
+def around_mlp_sync_all_gather(original: Callable[..., None], info: Any, *args: Any, **kwargs: Any) -> None:
+    """The exchange itself."""
+    runtime.first_token.gather(original, info, *args, **kwargs)
+
+
 def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str, Any]:
     """Add the live switch to what /set_internal_state can update."""
     from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected, _UpdateHandler

@@ -23,6 +23,7 @@ _HTTP = "sglang.srt.entrypoints.http_server"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _REQ = "sglang.srt.managers.schedule_batch.Req"
 _PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
+_DP = "sglang.srt.managers.scheduler_components.dp_attn"
 _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator"
 _HERE = "zos_sglang.upstream"
 
@@ -100,6 +101,28 @@ HOOKS: tuple[Hook, ...] = (
         f"{_HERE}.entry.after_get_internal_state",
         "mode, decisions by reason and paths in /server_info",
         "upstream lets a plugin contribute to the internal state",
+    ),
+    Hook(
+        f"{_DP}.SchedulerDPAttnAdapter.prepare_mlp_sync_batch",
+        "around",
+        f"{_HERE}.entry.around_prepare_mlp_sync_batch",
+        "the rule first-token under DP attention: what all ranks know goes with the batch",
+        "upstream has a first-token rule",
+    ),
+    Hook(
+        f"{_DP}.MLPSyncBatchInfo.all_gather",
+        "around",
+        f"{_HERE}.entry.around_mlp_sync_all_gather",
+        "the rule first-token under DP attention: one more value in the exchange of every step",
+        "upstream has a first-token rule",
+    ),
+    Hook(
+        f"{_DP}.MLPSyncBatchInfo._get_local_tensor",
+        "mirror",
+        f"{_HERE}.first_token.FirstTokenExchange",
+        "the column that carries the value",
+        "upstream has a first-token rule",
+        called=True,
     ),
     Hook(
         f"{_HTTP}._setup_and_run_http_server",
@@ -266,6 +289,9 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         "sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run": "2776f8b518c5c4ac",
         "sglang.srt.managers.scheduler.Scheduler._record_scheduler_state_for_paused_engine": "0436b24e426187f5",
         "sglang.srt.speculative.spec_info.SpeculativeAlgorithm.create_future_map": "ff373760637e4d28",
+        "sglang.srt.managers.scheduler_components.dp_attn.SchedulerDPAttnAdapter.prepare_mlp_sync_batch": "12aa3f2d9ed15262",
+        "sglang.srt.managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather": "f83841587f06ee5e",
+        "sglang.srt.managers.scheduler_components.dp_attn.MLPSyncBatchInfo._get_local_tensor": "69b409c734640ffb",
         "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController._update_handlers": "4e930c5b095fb16b",
         "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state": "d7f0f2d88fb2cf14",
         "sglang.srt.entrypoints.http_server._setup_and_run_http_server": "e99dd69c71bc1202",

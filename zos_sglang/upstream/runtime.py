@@ -29,6 +29,7 @@ from zos_sglang.overlap.streams import Streams
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.settings import Settings
+from zos_sglang.upstream.first_token import FirstTokenExchange
 from zos_sglang.upstream.stock_bridge import SwitchMode, bridge_into_stock, leave_stock
 from zos_sglang.upstream.unobserved import Unobserved, observe
 
@@ -49,6 +50,7 @@ class Runtime:
         self.pending: Mode | None = None
         self.scheduler: Any = None
         self.loop: EventLoop | None = None
+        self.first_token = FirstTokenExchange()
         self.probe: Any = None
         self.observation: Any = Unobserved()
         #: The rank-consensus check (`RankCheck`); None where it is off.
@@ -170,7 +172,9 @@ class Runtime:
         if self.mode == "resident" and self._lane is None:
             # Once: what keeps the lane closed for a server does not change while it runs.
             self._lane, self._make_lane = self._make_lane(), lambda: None
-        guard = make_guard(self.prefill_rule(), dp_attention=scheduler.require_mlp_sync, sync=sync)
+        rule, dp_attention = self.prefill_rule(), bool(scheduler.require_mlp_sync)
+        guard = make_guard(rule, dp_attention=dp_attention, sync=sync)
+        self.first_token.active = dp_attention and rule is PrefillRule.FIRST_TOKEN and not sync
         self.loop = EventLoop(
             self._launcher.port,
             self._launcher,
@@ -188,6 +192,7 @@ class Runtime:
             return self.loop.run(skip_intake)
         finally:
             self.loop = None
+            self.first_token.active = False
             self.observation.place("loop", None)
             self.observation.leave()
 
@@ -303,10 +308,7 @@ class Runtime:
             logger.info("zos-sglang: off; every callable is SGLang's own again")
 
     def prefill_rule(self) -> PrefillRule:
-        """Our setting, else upstream's variable, else `first-token` where tokens are generated.
-
-        Under DP attention `first-token` acts as upstream's default (`guards.dp_prefill_guard`).
-        """
+        """Our setting, else upstream's variable, else `first-token` where tokens are generated."""
         if self.settings.consecutive_prefill is not None:
             return PrefillRule(self.settings.consecutive_prefill)
         if "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP" in os.environ:

@@ -39,7 +39,7 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_there_is_a_set_of_patches_for_the_installed_release():
-    assert len(PATCHES) == 5
+    assert len(PATCHES) == 7
 
 
 def test_a_patched_server_runs_our_loop_and_says_that_the_hooks_are_in_its_source(patched, serve, client_of):

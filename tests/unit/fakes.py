@@ -64,6 +64,8 @@ class FakePort:
     def idle(self) -> None:
         self.scheduler.on_idle()
 
+    def settled(self) -> None: ...
+
     def end_of_step(self) -> None:
         self.steps += 1
 

@@ -67,7 +67,9 @@ class PlainCpuPlatform(SRTPlatform, CpuDeviceMixin):
 
             return RowwiseAttention(runner)
 
-        if "sglang.srt.disaggregation.prefill" in sys.modules:  # a scheduler's process, whose role may need it
+        if (
+            "sglang.srt.disaggregation.prefill" in sys.modules
+        ):  # a scheduler's process, whose role may need it
             from zos_sglang.testing.cpu_transfer import fit_prefill_to_cpu
 
             fit_prefill_to_cpu()

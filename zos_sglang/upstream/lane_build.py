@@ -20,6 +20,8 @@ from zos_sglang.resident.readback import Readback
 from zos_sglang.settings import Settings
 from zos_sglang.upstream.decode_coverage import FA3, TRITON, Uncovered, uncovered
 from zos_sglang.upstream.decode_graph import DecodeGraphs
+from zos_sglang.upstream.disagg_decode import DecodePort
+from zos_sglang.upstream.lane_decode import DecodeLanePort
 from zos_sglang.upstream.lane_eligibility import server_refusal
 from zos_sglang.upstream.lane_model import SglangModelStep
 from zos_sglang.upstream.lane_port import SglangLane, SglangLanePort
@@ -34,6 +36,7 @@ class Parts:
     """What the lane shares with the ordinary path."""
 
     scheduler: Any
+    port: Any
     device: SglangDevice
     streams: Streams
     pins: PinRing
@@ -50,7 +53,10 @@ def build_lane(parts: Parts, settings: Settings, account: LaneAccount) -> tuple[
     if isinstance(executor, Uncovered):
         _say_closed(account, *executor)
         return None
-    port = SglangLanePort(scheduler, device, streams, parts.pins, account)
+    lane_port = DecodeLanePort if isinstance(parts.port, DecodePort) else SglangLanePort
+    port = lane_port(scheduler, device, streams, parts.pins, account)
+    if isinstance(port, DecodeLanePort):
+        port.role_port = parts.port
     port.graphs = executor.graphs
     readback = Readback(executor.ring, streams.copy_waits_for_forward, device.copy_context, device.new_event)
     lane = SglangLane(port, executor, readback, account, window=settings.lane_window)

@@ -146,19 +146,21 @@ def mode_rules(mode: str) -> list[Rule]:
     return [Rule(f"mode-{mode}", "--zos-mode, ZOS_MODE", YOURS, "settings", words, "--zos-mode resident")]
 
 
-def loop_rule(server_args: Any) -> Rule | None:
+def loop_rule(server_args: Any) -> Rule | None:  # noqa: PLR0911
     """Why upstream runs another event loop than the one we replace, or None.
 
     Same order as upstream's dispatch: the disaggregation role first, then the others.
     """
     role = _resolved(server_args, "disaggregation_mode")
     if role not in (None, "null"):
-        return _loop(
-            "disaggregation",
-            "--disaggregation-mode",
-            f"the disaggregation loop of the {role} role",
-            "serve prefill and decode in one server",
-        )
+        if (_resolved(server_args, "pp_size") or 1) > 1:
+            return _loop(
+                "pipeline-parallel",
+                "--pp-size",
+                f"the pipeline-parallel loop of the {role} role",
+                "use --pp-size 1",
+            )
+        return None
     if _resolved(server_args, "enable_pdmux"):
         return _loop("pdmux", "--enable-pdmux", "the PD-multiplexing loop", "leave --enable-pdmux out")
     if (_resolved(server_args, "pp_size") or 1) > 1:
@@ -212,6 +214,9 @@ def startup_line(
     else:
         reason = why_overlap_is_off(server_args) or alone or UNKNOWN
         parts.append(f"overlap off because of {reason}")
+    role = _resolved(server_args, "disaggregation_mode")
+    if role not in (None, "null"):
+        parts.append(f"{role} role of disaggregation")
     if alone:
         parts.append(f"{alone} runs as SGLang has it: zos-sglang leaves it alone")
     elif not overlap_on:

@@ -1,1 +1,1 @@
-"""Stands in for the package `mooncake` where its wheel cannot be used: memory moved over TCP, see `engine`."""
+"""Stands in for the package `mooncake`, whose wheel needs libibverbs: memory moved over TCP, see `engine`."""

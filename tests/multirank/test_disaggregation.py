@@ -1,4 +1,4 @@
-"""A prefill server, a decode server and a balancer: our loops against SGLang's own and one colocated server."""
+"""A prefill server, a decode server, a balancer: our loops against SGLang's own and one colocated server."""
 
 import json
 import threading
@@ -118,7 +118,7 @@ def test_the_start_up_lines_name_the_roles(pair):
 
 
 def test_answers_equal_those_of_one_colocated_server_in_every_mode(pair, user, colocated):
-    """Stock first: SGLang's own loops, in the same two servers, then each of ours; switched while they run."""
+    """Stock first: SGLang's own loops in the same two servers, then each of ours, by live switches."""
     modes = [("stock", "stock"), ("overlap", "resident"), ("sync", "sync"), ("overlap", "overlap")]
     for prefill, decode in modes:
         switch(pair, prefill, decode)

@@ -31,6 +31,8 @@ class PrefillPort(SglangPort):
     def select(self) -> Any | None:
         scheduler = self.scheduler
         self._take_bootstrapped()
+        if scheduler.gracefully_exit:
+            return None  # nothing is launched whose KV would have to be sent during the exit
         plan = scheduler.get_next_disagg_prefill_batch_to_run(
             running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
         )

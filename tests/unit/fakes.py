@@ -66,6 +66,9 @@ class FakePort:
 
     def settled(self) -> None: ...
 
+    def transfers(self) -> int:
+        return 0
+
     def end_of_step(self) -> None:
         self.steps += 1
 

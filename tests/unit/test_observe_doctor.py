@@ -153,10 +153,13 @@ def test_speculation_on_the_cpu_turns_both_off(examine: Examine) -> None:
     assert "speculation" in codes(found["lane"]) and found["loop"] == "SGLang's synchronous loop"
 
 
-def test_a_role_of_disaggregation_has_a_loop_of_its_own(examine: Examine) -> None:
-    found = examine(*TRITON, "--disaggregation-mode", "decode")
-    assert "disaggregation" not in codes(found["lane"])
-    assert codes(found["lane"])[0] == "disaggregation" and found["overlap"]["on"]
+def test_the_lane_opens_in_the_decode_role_of_disaggregation_and_not_in_the_prefill_role(
+    examine: Examine,
+) -> None:
+    decode = examine(*TRITON, "--disaggregation-mode", "decode")
+    assert decode["lane"]["state"] == "open" and decode["overlap"]["on"]
+    prefill = examine(*TRITON, "--disaggregation-mode", "prefill")
+    assert codes(prefill["lane"])[0] == "disaggregation" and prefill["overlap"]["on"]
 
 
 def test_kinds_of_models_keep_the_lane_closed(examine: Examine) -> None:

@@ -20,6 +20,8 @@ class DecodePort(SglangPort):
     def __init__(self, scheduler: Any, pins: PinRing, account: Account) -> None:
         super().__init__(scheduler, pins)
         self.account = account
+        # Upstream checks only the colocated loop: requests between two servers are in no batch.
+        self.strict_memory_check = False
         #: The lane has moved the queues on in this iteration already.
         self.queues_moved = False
 

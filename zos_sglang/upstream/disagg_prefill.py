@@ -23,6 +23,8 @@ class PrefillPort(SglangPort):
     def __init__(self, scheduler: Any, pins: PinRing, account: Account) -> None:
         super().__init__(scheduler, pins)
         self.account = account
+        # Upstream checks only the colocated loop: requests between two servers are in no batch.
+        self.strict_memory_check = False
 
     def note_paused(self) -> None:
         super().note_paused()

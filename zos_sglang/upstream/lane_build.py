@@ -33,13 +33,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """What the lane shares with the ordinary path."""
+    """What the lane shares with the ordinary path; `port` is its host side."""
 
     scheduler: Any
-    port: Any
     device: SglangDevice
     streams: Streams
     pins: PinRing
+    port: Any = None
 
 
 def build_lane(parts: Parts, settings: Settings, account: LaneAccount) -> tuple[Lane, LaneResults] | None:

@@ -117,7 +117,7 @@ class Runtime:
         if why_not:
             logger.warning("zos-sglang: launches go through upstream's run_batch: %s", why_not)
         self._launcher = launcher(device, port, streams, pins, self.account, own=why_not is None)
-        self._make_lane = partial(self._build_lane, Parts(scheduler, port, device, streams, pins))
+        self._make_lane = partial(self._build_lane, Parts(scheduler, device, streams, pins, port))
         if self.settings.probe:
             self._install_probe(scheduler)
         self.observation = observe(scheduler, self.settings, self.lane_account)

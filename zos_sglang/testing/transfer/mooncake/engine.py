@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 
 #: Seconds that each batch of writes takes longer: makes a fast machine's transfers as slow as real ones.
-DELAY_VARIABLE = "ZOS_TEST_TRANSFER_DELAY_S"
+DELAY_VARIABLE = "TEST_TRANSFER_DELAY_S"
 
 _DONE, _OUT_OF_BOUNDS = b"\x00", b"\x01"
 

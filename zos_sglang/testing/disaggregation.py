@@ -36,7 +36,7 @@ def role_args(role: Role, bootstrap_port: int) -> list[str]:
 
 def transfer_env(real: bool = False) -> dict[str, str]:
     """Environment of a server: KV over TCP, by our stand-in, or with `real` by the installed mooncake."""
-    path = os.environ.get("PYTHONPATH", "") if real else os.pathsep.join([str(TRANSFER), _python_path()])
+    stand_in = {} if real else {"PYTHONPATH": os.pathsep.join([str(TRANSFER), cpu_env()["PYTHONPATH"]])}
     return {
         "MOONCAKE_PROTOCOL": "tcp",
         "MC_FORCE_TCP": "1",
@@ -44,12 +44,8 @@ def transfer_env(real: bool = False) -> dict[str, str]:
         # SGLang takes for granted that a worker's threads may be many; these are small machines.
         "SGLANG_DISAGGREGATION_THREAD_POOL_SIZE": "2",
         "SGLANG_DISAGGREGATION_QUEUE_SIZE": "2",
-        **({} if real and not path else {"PYTHONPATH": path}),
+        **stand_in,
     }
-
-
-def _python_path() -> str:
-    return cpu_env()["PYTHONPATH"]
 
 
 class Disaggregated:

@@ -64,6 +64,11 @@ class FakePort:
     def idle(self) -> None:
         self.scheduler.on_idle()
 
+    def settled(self) -> None: ...
+
+    def transfers(self) -> int:
+        return 0
+
     def end_of_step(self) -> None:
         self.steps += 1
 

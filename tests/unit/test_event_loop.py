@@ -61,6 +61,9 @@ class Port:
     def idle(self):
         self.log.append("idle")
 
+    def settled(self):
+        pass
+
     def end_of_step(self):
         self.log.append("end")
 
@@ -73,8 +76,8 @@ class Launches:
         self.streams = SimpleNamespace(war_barrier=self._barrier)
         self.device = SimpleNamespace(take_read_done=lambda: "event")
 
-    def _barrier(self, event):
-        assert event == "event"
+    def _barrier(self, event, *, defer_coarse):
+        assert event == "event" and not defer_coarse
         self.log.append("barrier")
         return Barrier.FINE
 

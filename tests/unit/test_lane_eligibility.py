@@ -7,6 +7,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from sglang.srt.disaggregation.decode import DecodeReqToTokenPool
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.managers import schedule_batch
 from sglang.srt.managers import scheduler as scheduler_module
@@ -63,6 +64,8 @@ def test_a_plain_server_is_accepted() -> None:
         ("token_to_kv_pool_allocator", bare(PagedTokenToKVPoolAllocator)),
         (f"{RUNNER}.sampler", named("_OracleSampler")),
         (f"{RUNNER}.sliding_window_size", 0),
+        ("disaggregation_mode", DisaggregationMode.DECODE),
+        ("req_to_token_pool", bare(DecodeReqToTokenPool)),
     ],
 )
 def test_what_differs_and_does_not_matter_is_accepted(path: str, value: Any) -> None:
@@ -77,7 +80,6 @@ def test_what_differs_and_does_not_matter_is_accepted(path: str, value: Any) -> 
         ("is_generation", False, Refusal.MODEL),
         ("spec_algorithm", SpeculativeAlgorithm.EAGLE, Refusal.SPECULATION),
         ("require_mlp_sync", True, Refusal.DP_ATTENTION),
-        ("disaggregation_mode", DisaggregationMode.DECODE, Refusal.DISAGGREGATION),
         ("disaggregation_mode", DisaggregationMode.PREFILL, Refusal.DISAGGREGATION),
         ("enable_lora", True, Refusal.LORA_SERVER),
         (f"{RUNNER}.lora_manager", SOMETHING, Refusal.LORA_SERVER),
@@ -126,6 +128,7 @@ def test_a_server_that_is_not_plain_is_refused(path: str, value: Any, reason: Re
         (get_parallel, "pp_size", 2, Refusal.PIPELINE_PARALLEL),
         (get_parallel, "dcp_enabled", True, Refusal.KV_POOL),
         (get_disagg, "disaggregation_decode_enable_offload_kvcache", True, Refusal.DISAGGREGATION),
+        (get_disagg, "disaggregation_decode_host_receive_threshold", 0.5, Refusal.DISAGGREGATION),
         (lambda: get_exec().mamba, "enable_mamba_extra_buffer", True, Refusal.KV_POOL),
         (lambda: get_exec().overlap, "enable_two_batch_overlap", True, Refusal.MODEL),
         (get_observability, "enable_mfu_metrics", True, Refusal.DIAGNOSTICS),

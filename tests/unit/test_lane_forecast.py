@@ -23,11 +23,12 @@ LOOKED_AT = {
     "pp_size": "pipeline parallelism",
     "require_mlp_sync": "DP attention",
     "dcp_enabled": "decode context parallelism",
-    "disaggregation_mode": "prefill/decode disaggregation",
-    "disaggregation_decode_enable_offload_kvcache": "prefill/decode disaggregation",
+    "disaggregation_mode": "the prefill role of disaggregation",
+    "disaggregation_decode_enable_offload_kvcache": "KV of the decode role on the host",
+    "disaggregation_decode_host_receive_threshold": "KV of the decode role on the host",
     "enable_lora": "LoRA",
     "lora_manager": "LoRA",
-    "req_to_token_pool": "a decode role or an extension makes another; the first is forecast",
+    "req_to_token_pool": "an extension makes another; needs the running server",
     "token_to_kv_pool_allocator": "layers with a sliding window",
     "is_hybrid_swa": "layers with a sliding window",
     "is_hybrid_ssm": "recurrent state (Mamba, linear attention)",
@@ -76,8 +77,8 @@ NOT_FORECAST = {
 }
 #: Names on the way to what is looked at.
 WAYS = {
-    *("tp_worker", "model_runner", "model_config", "is_none", "NULL", "__name__", "get", "mamba", "overlap"),
-    *("ngram_embedding_manager", "lane_rival", "value"),
+    *("tp_worker", "model_runner", "model_config", "is_none", "__name__", "get", "mamba", "overlap"),
+    *("ngram_embedding_manager", "lane_rival", "value", "PREFILL"),
 }
 
 

@@ -125,7 +125,7 @@ def test_without_the_write_after_read_barrier_the_next_batch_overwrites_the_shar
     monkeypatch, barrier
 ):
     world = world_that_was_right(plain("schedule", Limits(barrier=barrier)))
-    monkeypatch.setattr(Streams, "war_barrier", lambda *_: Barrier.OFF)
+    monkeypatch.setattr(Streams, "war_barrier", lambda *_, **__: Barrier.OFF)
     assert_wrong_tokens(world)
     assert world.gpu.hazards == []  # nothing was freed or unwritten: only the shared buffer is left
 

@@ -174,10 +174,13 @@ def test_a_diffusion_llm_is_named_and_runs_the_loop_without_overlap(examine: Exa
     assert "diffusion-llm" in codes(found["lane"])
 
 
-def test_a_role_of_disaggregation_has_a_loop_of_its_own(examine: Examine) -> None:
-    found = examine(*TRITON, "--disaggregation-mode", "decode")
-    assert found["loop"] == "the disaggregation loop of the decode role"
-    assert codes(found["lane"])[0] == "disaggregation" and found["overlap"]["on"]
+def test_the_lane_opens_in_the_decode_role_of_disaggregation_and_not_in_the_prefill_role(
+    examine: Examine,
+) -> None:
+    decode = examine(*TRITON, "--disaggregation-mode", "decode")
+    assert decode["lane"]["state"] == "open" and decode["overlap"]["on"]
+    prefill = examine(*TRITON, "--disaggregation-mode", "prefill")
+    assert codes(prefill["lane"])[0] == "disaggregation" and prefill["overlap"]["on"]
 
 
 def test_kinds_of_models_keep_the_lane_closed(examine: Examine) -> None:

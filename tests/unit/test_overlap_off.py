@@ -142,9 +142,17 @@ def test_a_rule_that_turns_overlap_on_again_counts():
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_the_loops_of_a_disaggregation_role_are_left_alone(role):
+def test_a_disaggregation_role_over_a_pipeline_is_left_alone_and_without_one_is_ours(role):
     args = ServerArgs(model_path="dummy", disaggregation_mode=role, pp_size=2)
-    assert loop_left_alone(args) == f"the disaggregation loop of the {role} role"
+    assert loop_left_alone(args) == f"the pipeline-parallel loop of the {role} role"
+    assert loop_left_alone(ServerArgs(model_path="dummy", disaggregation_mode=role)) is None
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_the_startup_line_names_the_role(role):
+    args = ServerArgs(model_path="dummy", disaggregation_mode=role)
+    line = startup_line(Settings.load({"mode": "overlap"}), args, overlap_on=True)
+    assert line.endswith(f"overlap on; {role} role of disaggregation")
 
 
 def test_the_pd_multiplexing_loop_is_left_alone():

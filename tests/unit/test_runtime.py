@@ -403,6 +403,7 @@ def exiting(ready, timeout):
     runtime.scheduler = SimpleNamespace(
         result_queue=queue, process_batch_result=lambda b, r: done.append(r), ipc_channels=channels
     )
+    runtime._port = SimpleNamespace(process=lambda b, r: done.append(r), transfers=lambda: 0)
     return runtime, queue, done
 
 
@@ -419,6 +420,17 @@ def test_a_result_that_is_never_ready_does_not_hold_up_the_exit(caplog):
     assert 0.2 <= time.monotonic() - began < 2
     assert done == [] and len(queue) == 2
     assert "2 results were not ready within ZOS_EXIT_TIMEOUT_S=0.2" in caplog.text
+
+
+def test_an_exit_waits_for_transfers_but_not_for_ever(caplog):
+    runtime, _, _ = exiting(ready=True, timeout=0.2)
+    left = [2, 1, 0]
+    runtime._port.transfers = lambda: left.pop(0)
+    runtime.drain_for_exit()
+    assert left == [] and not caplog.text
+    runtime._port.transfers = lambda: 3
+    runtime.drain_for_exit()
+    assert "3 KV transfers had not ended in time" in caplog.text
 
 
 def test_a_socket_to_a_dead_peer_does_not_hold_up_the_exit():

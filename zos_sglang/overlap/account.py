@@ -21,6 +21,13 @@ PATHS = (
     "barrier-fine",
     "barrier-coarse",
     "barrier-off",
+    "kv-arrived",
+    "kv-sent-last",
+    "kv-sent-middle",
+    "kv-sent-early",
+    "early-send-held",
+    "aborted-after-launch",
+    "bootstrap-abandoned",
     "drained",
     "mode-switches",
     "fallbacks",
@@ -46,8 +53,8 @@ class Account:
         self.reasons[reason] += 1
         self.decisions.append((launch, reason))
 
-    def passed(self, path: str) -> None:
-        self.paths[path] += 1
+    def passed(self, path: str, times: int = 1) -> None:
+        self.paths[path] += times
 
     def launched(self, batch: Batch) -> None:
         """Count the kind of a launch."""

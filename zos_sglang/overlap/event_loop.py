@@ -18,6 +18,7 @@ from zos_sglang.overlap.guards import GUARD_FAILED, OverlapDecision, Reason
 from zos_sglang.overlap.launch import Launcher
 from zos_sglang.overlap.protocols import Batch, Decisions, Lane, SchedulerPort
 from zos_sglang.overlap.result_queue import ResultQueue
+from zos_sglang.overlap.streams import Barrier
 from zos_sglang.overlap.watch import OFF, Watch
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,9 @@ class EventLoop:
         snapshot: `batch.copy()`, or something cheaper that returns the same.
         lane: the resident lane, which takes over the steps of a stable decode batch; None without one.
         sync: mode `sync`: wait for each result, right after intake, before the next selection.
+        late_barrier: a coarse write-after-read barrier waits until the result before is processed. For loops
+            whose processing reads the device itself and writes nothing that the new forward reads: with
+            the barrier before it, that read would wait for the whole forward.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class EventLoop:
         snapshot: Callable[[Any], Any] = lambda batch: batch.copy(),
         lane: Lane | None = None,
         sync: bool = False,
+        late_barrier: bool = False,
     ) -> None:
         self.port = port
         self.launcher = launcher
@@ -64,6 +69,8 @@ class EventLoop:
         self.snapshot = snapshot
         self.lane = lane
         self.sync = sync
+        self.late_barrier = late_barrier
+        self._barrier_owed = False
         self.switch_requested = False
         #: Told of every step.
         self.watch: Watch = OFF
@@ -146,6 +153,7 @@ class EventLoop:
             if last is None:
                 self.phase = "idle"
                 port.idle()
+            port.settled()
         else:
             decision = self._decide(batch)
             if self.ranks is not None:
@@ -157,6 +165,10 @@ class EventLoop:
             self.watch.launching(batch, decision.reason, len(queue), queue[0][1] if queue else None)
             result = self._launch(batch)
             self.process_down_to(1)
+            port.settled()
+            if self._barrier_owed:
+                self._barrier_owed = False
+                self.launcher.streams.schedule_waits_for_forward()
             self.phase = "sample"
             self.launcher.sample_delayed(batch, result)
         return batch
@@ -196,7 +208,9 @@ class EventLoop:
         if result is None:
             launcher = self.launcher
             result = launcher.launch(batch)
-            barrier = launcher.streams.war_barrier(launcher.device.take_read_done())
+            read_done = launcher.device.take_read_done()
+            barrier = launcher.streams.war_barrier(read_done, defer_coarse=self.late_barrier)
+            self._barrier_owed = self.late_barrier and barrier is Barrier.COARSE
             self.account.passed(barrier.value)
             self.watch.barrier(barrier)
         self._queue(batch, result, resident)

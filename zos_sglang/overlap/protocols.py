@@ -98,6 +98,9 @@ class SchedulerPort(Protocol):
 
     def idle(self) -> None: ...
 
+    def settled(self) -> None:
+        """The results that this iteration processes are processed; a delayed sample is still to come."""
+
     def end_of_step(self) -> None: ...
 
 

@@ -51,19 +51,25 @@ class Streams:
     def copy_waits_for_forward(self) -> None:
         self.copy.wait_stream(self.forward)
 
-    def war_barrier(self, read_done: Any) -> Barrier:
+    def war_barrier(self, read_done: Any, *, defer_coarse: bool = False) -> Barrier:
         """Keep later writes of the schedule stream behind the forward's reads of shared buffers.
 
         Args:
             read_done: event after the runner's last such read, or None if it recorded none.
+            defer_coarse: leave a coarse barrier to the caller, who calls `schedule_waits_for_forward`
+                before anything that this forward reads is written.
         """
         if not self.barrier_enabled:
             return Barrier.OFF
         if read_done is not None and not self.force_coarse:
             self.schedule.wait_event(read_done)
             return Barrier.FINE
-        self.schedule.wait_stream(self.forward)
+        if not defer_coarse:
+            self.schedule_waits_for_forward()
         return Barrier.COARSE
+
+    def schedule_waits_for_forward(self) -> None:
+        self.schedule.wait_stream(self.forward)
 
     def aliases(self) -> list[str]:
         """Pairs of streams that share one device handle; empty where handles do not exist."""

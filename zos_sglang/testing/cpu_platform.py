@@ -8,6 +8,7 @@ demo on machines without a GPU, and is active only when `SGLANG_PLATFORM=zos_cpu
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -84,3 +85,10 @@ class PlainCpuPlatform(SRTPlatform, CpuDeviceMixin):
             from zos_sglang.testing.cpu_attention import RowwiseAttention
 
             return RowwiseAttention(runner)
+
+        if (
+            "sglang.srt.disaggregation.prefill" in sys.modules
+        ):  # a scheduler's process, whose role may need it
+            from zos_sglang.testing.cpu_transfer import fit_prefill_to_cpu
+
+            fit_prefill_to_cpu()

@@ -25,6 +25,8 @@ _REQ = "sglang.srt.managers.schedule_batch.Req"
 _PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 _DP = "sglang.srt.managers.scheduler_components.dp_attn"
 _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator"
+_PREFILL = "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin"
+_DECODE = "sglang.srt.disaggregation.decode.SchedulerDisaggregationDecodeMixin"
 _HERE = "zos_sglang.upstream"
 
 
@@ -72,6 +74,20 @@ HOOKS: tuple[Hook, ...] = (
         "around",
         f"{_HERE}.entry.around_event_loop_overlap",
         "our event loop, result queue and guards; modes that change while the server runs",
+        "upstream lets a plugin provide the event loop",
+    ),
+    Hook(
+        f"{_PREFILL}.event_loop_overlap_disagg_prefill",
+        "around",
+        f"{_HERE}.entry.around_event_loop_overlap",
+        "the same in the prefill role of disaggregation",
+        "upstream lets a plugin provide the event loop",
+    ),
+    Hook(
+        f"{_DECODE}.event_loop_overlap_disagg_decode",
+        "around",
+        f"{_HERE}.entry.around_event_loop_overlap",
+        "the same in the decode role of disaggregation",
         "upstream lets a plugin provide the event loop",
     ),
     Hook(
@@ -151,6 +167,38 @@ HOOKS: tuple[Hook, ...] = (
         "mirror",
         f"{_HERE}.watch_stock.StockWatch",
         "called by our loop at upstream's place; in SGLang's own loops it marks the selection",
+        "never: part of the loop that we own",
+        called=True,
+    ),
+    Hook(
+        f"{_PREFILL}.get_next_disagg_prefill_batch_to_run",
+        "mirror",
+        f"{_HERE}.disagg_prefill.PrefillPort.select",
+        "called by our loop at upstream's place; in SGLang's own loop it marks the selection",
+        "never: part of the loop that we own",
+        called=True,
+    ),
+    Hook(
+        f"{_PREFILL}.process_prefill_chunk",
+        "mirror",
+        f"{_HERE}.disagg_prefill.PrefillPort.process",
+        "a result processed before the next selection needs the end of its chunk, which is set there",
+        "upstream remembers the end with the result",
+        called=True,
+    ),
+    Hook(
+        f"{_DECODE}.get_next_disagg_decode_batch_to_run",
+        "mirror",
+        f"{_HERE}.disagg_decode.DecodePort.select",
+        "called by our loop at upstream's place; in SGLang's own loop it marks the selection",
+        "never: part of the loop that we own",
+        called=True,
+    ),
+    Hook(
+        f"{_DECODE}.process_decode_queue",
+        "mirror",
+        f"{_HERE}.disagg_decode.DecodePort.move_queues",
+        "called by our loop at upstream's place, and by the lane in each of its steps",
         "never: part of the loop that we own",
         called=True,
     ),
@@ -285,6 +333,12 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
     "0.5.23": {
         "sglang.srt.managers.scheduler.Scheduler.run_event_loop": "4448b21e2546bcfa",
         "sglang.srt.managers.scheduler.Scheduler.event_loop_overlap": "f73dae426d07e353",
+        "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.event_loop_overlap_disagg_prefill": "cecae1392fb103eb",
+        "sglang.srt.disaggregation.decode.SchedulerDisaggregationDecodeMixin.event_loop_overlap_disagg_decode": "84c6f65aa1f9bb30",
+        "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.get_next_disagg_prefill_batch_to_run": "bd771f5c02d50086",
+        "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.process_prefill_chunk": "f8506ea27f95c014",
+        "sglang.srt.disaggregation.decode.SchedulerDisaggregationDecodeMixin.get_next_disagg_decode_batch_to_run": "372a575fef98d9c2",
+        "sglang.srt.disaggregation.decode.SchedulerDisaggregationDecodeMixin.process_decode_queue": "332adf3a21cff928",
         "sglang.srt.managers.scheduler.Scheduler.event_loop_normal": "7c8e84584266cf71",
         "sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run": "2776f8b518c5c4ac",
         "sglang.srt.managers.scheduler.Scheduler._record_scheduler_state_for_paused_engine": "0436b24e426187f5",

@@ -21,6 +21,8 @@ from zos_sglang.resident.readback import Readback
 from zos_sglang.settings import Settings
 from zos_sglang.upstream.decode_coverage import FA3, TRITON, Uncovered, uncovered
 from zos_sglang.upstream.decode_graph import DecodeGraphs
+from zos_sglang.upstream.disagg_decode import DecodePort
+from zos_sglang.upstream.lane_decode import DecodeLanePort
 from zos_sglang.upstream.lane_eligibility import server_refusal
 from zos_sglang.upstream.lane_model import SglangModelStep
 from zos_sglang.upstream.lane_port import SglangLane, SglangLanePort
@@ -33,12 +35,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """What the lane shares with the ordinary path."""
+    """What the lane shares with the ordinary path; `port` is its host side."""
 
     scheduler: Any
     device: SglangDevice
     streams: Streams
     pins: PinRing
+    port: Any = None
 
 
 def build_lane(parts: Parts, settings: Settings, account: LaneAccount) -> tuple[Lane, LaneResults] | None:
@@ -52,7 +55,10 @@ def build_lane(parts: Parts, settings: Settings, account: LaneAccount) -> tuple[
     if isinstance(executor, Uncovered):
         _say_closed(account, *executor)
         return None
-    port = SglangLanePort(scheduler, device, streams, parts.pins, account)
+    lane_port = DecodeLanePort if isinstance(parts.port, DecodePort) else SglangLanePort
+    port = lane_port(scheduler, device, streams, parts.pins, account)
+    if isinstance(port, DecodeLanePort):
+        port.role_port = parts.port
     port.graphs = executor.graphs
     readback = Readback(
         executor.ring,

@@ -120,12 +120,19 @@ _SERVER = (
     ),
     Condition(
         Refusal.DISAGGREGATION,
-        "--disaggregation-mode, --disaggregation-decode-enable-offload-kvcache",
-        "prefill/decode disaggregation",
-        "serve prefill and decode in one server",
+        "--disaggregation-mode",
+        "the prefill role of disaggregation",
+        "nothing: the prefill role has no decode steps",
+        lambda facts: facts.args.disaggregation_mode == "prefill",
+    ),
+    Condition(
+        Refusal.DISAGGREGATION,
+        "--disaggregation-decode-enable-offload-kvcache, --disaggregation-decode-host-receive-threshold",
+        "KV of the decode role on the host",
+        "leave both out: KV then arrives on the device and stays there",
         lambda facts: (
-            facts.args.disaggregation_mode not in (None, "null")
-            or facts.args.disaggregation_decode_enable_offload_kvcache
+            facts.args.disaggregation_decode_enable_offload_kvcache
+            or facts.args.disaggregation_decode_host_receive_threshold < 1
         ),
     ),
     without(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang.srt.debug_utils.dumper import dumper
+from sglang.srt.disaggregation.decode import DecodeReqToTokenPool
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.environ import envs
 from sglang.srt.eplb.expert_distribution import get_global_expert_distribution_recorder
@@ -42,9 +43,14 @@ def server_refusal(scheduler: Any) -> tuple[Refusal, str] | None:
         (Refusal.KV_POOL, "decode context parallelism", bool(parallel.dcp_enabled)),
         (
             Refusal.DISAGGREGATION,
-            "prefill/decode disaggregation",
-            scheduler.disaggregation_mode != DisaggregationMode.NULL
-            or bool(get_disagg().disaggregation_decode_enable_offload_kvcache),
+            "the prefill role of disaggregation",
+            scheduler.disaggregation_mode == DisaggregationMode.PREFILL,
+        ),
+        (
+            Refusal.DISAGGREGATION,
+            "KV of the decode role on the host",
+            bool(get_disagg().disaggregation_decode_enable_offload_kvcache)
+            or get_disagg().disaggregation_decode_host_receive_threshold < 1,
         ),
         (Refusal.LORA_SERVER, "LoRA", bool(scheduler.enable_lora) or runner.lora_manager is not None),
         (Refusal.KV_POOL, "a KV pool of another kind", not _plain_pool(scheduler)),
@@ -101,7 +107,7 @@ def server_refusal(scheduler: Any) -> tuple[Refusal, str] | None:
 
 def _plain_pool(scheduler: Any) -> bool:
     return (
-        type(scheduler.req_to_token_pool) is ReqToTokenPool
+        type(scheduler.req_to_token_pool) in (ReqToTokenPool, DecodeReqToTokenPool)
         and type(scheduler.token_to_kv_pool_allocator)
         in (TokenToKVPoolAllocator, PagedTokenToKVPoolAllocator)
         and not scheduler.is_hybrid_swa

@@ -156,12 +156,14 @@ def loop_rule(server_args: Any) -> Rule | None:
     """
     role = _resolved(server_args, "disaggregation_mode")
     if role not in (None, "null"):
-        return _loop(
-            "disaggregation",
-            "--disaggregation-mode",
-            f"the disaggregation loop of the {role} role",
-            "serve prefill and decode in one server",
-        )
+        if (_resolved(server_args, "pp_size") or 1) > 1:
+            return _loop(
+                "pipeline-parallel",
+                "--pp-size",
+                f"the pipeline-parallel loop of the {role} role",
+                "use --pp-size 1",
+            )
+        return None
     if _resolved(server_args, "enable_pdmux"):
         return _loop(
             "pdmux",
@@ -223,6 +225,9 @@ def startup_line(
     else:
         reason = why_overlap_is_off(server_args) or alone or UNKNOWN
         parts.append(f"overlap off because of {reason}")
+    role = _resolved(server_args, "disaggregation_mode")
+    if role not in (None, "null"):
+        parts.append(f"{role} role of disaggregation")
     if alone:
         parts.append(f"{alone} runs as SGLang has it: zos-sglang leaves it alone")
     elif not overlap_on:

@@ -151,6 +151,12 @@ class SglangPort:
     def idle(self) -> None:
         self.scheduler.on_idle()
 
+    def settled(self) -> None: ...
+
+    def transfers(self) -> int:
+        """KV transfers under way that an exit waits for, after looking at them once more."""
+        return 0
+
     def end_of_step(self) -> None:
         if self.strict_memory_check:
             self.scheduler.invariant_checker.self_check_during_busy()
@@ -160,7 +166,7 @@ class SglangDevice:
     """What `Scheduler.run_batch` does for one overlapped step, split at the waits.
 
     Args:
-        scheduler: upstream's scheduler, with overlap on and no disaggregation.
+        scheduler: upstream's scheduler, with overlap on.
         pins: where a worker's `extra_keep_alive_refs` go.
         account: counts.
         wait: "block" makes the scheduler thread sleep until a result is there; "spin" lets the driver

@@ -30,6 +30,7 @@ from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.settings import Settings
 from zos_sglang.upstream.first_token import FirstTokenExchange
+from zos_sglang.upstream.roles import COLOCATED, PREFILL, Role, role_of
 from zos_sglang.upstream.stock_bridge import SwitchMode, bridge_into_stock, leave_stock
 from zos_sglang.upstream.unobserved import Unobserved, observe
 
@@ -49,6 +50,7 @@ class Runtime:
         self.mode: Mode | Literal["normal"] = "off"
         self.pending: Mode | None = None
         self.scheduler: Any = None
+        self.role: Role = COLOCATED
         self.loop: EventLoop | None = None
         self.first_token = FirstTokenExchange()
         self.probe: Any = None
@@ -57,6 +59,7 @@ class Runtime:
         self.ranks: Any = None
         self._stall: StallDetector | None = None
         self._launcher: Launcher | None = None
+        self._port: Any = None
         self._lane: Any = None
         self._make_lane: Callable[[], Any] = lambda: None
 
@@ -64,7 +67,7 @@ class Runtime:
 
     def run(self, stock_loop: Callable[[Any], None], scheduler: Any) -> None:
         """Run the event loop in whatever mode is in effect, until the server exits."""
-        from sglang.srt.utils import DynamicGradMode
+        from zos_sglang.upstream.role_parts import grad_mode
 
         try:
             self.attach(scheduler)
@@ -76,7 +79,7 @@ class Runtime:
             stock_loop(scheduler)
             return
         try:
-            with DynamicGradMode():
+            with grad_mode(self.role):
                 self._run_modes(stock_loop, scheduler)
         finally:
             self._close_ranks()
@@ -95,20 +98,19 @@ class Runtime:
     def attach(self, scheduler: Any) -> None:
         """Build the core over a scheduler and start watching it."""
         from zos_sglang.upstream.lane_build import Parts
-        from zos_sglang.upstream.port import (
-            SglangDevice,
-            SglangLauncher,
-            SglangPort,
-            needs_upstream_launch,
-        )
+        from zos_sglang.upstream.port import needs_upstream_launch
         from zos_sglang.upstream.rank_check import build_rank_check
+        from zos_sglang.upstream.role_parts import make_parts
         from zos_sglang.upstream.snapshot import make_snapshot
 
-        self.scheduler = scheduler
+        self._stop_stall_detector()  # of the loop before, if the server has changed its role
+        self.scheduler, self.role = scheduler, role_of(scheduler)
+        self._lane = None
         self.mode = self.settings.mode or "off"
         self._snapshot = make_snapshot()
         pins = PinRing(scheduler.batch_record_buf)
-        port = SglangPort(scheduler, pins)
+        port, device, launcher = make_parts(self.role, scheduler, pins, self.account, self.settings.wait)
+        self._port = port
         streams = Streams(
             scheduler.schedule_stream,
             scheduler.forward_stream,
@@ -121,9 +123,8 @@ class Runtime:
         why_not = needs_upstream_launch(scheduler)
         if why_not:
             logger.warning("zos-sglang: launches go through upstream's run_batch: %s", why_not)
-        device = SglangDevice(scheduler, pins, self.account, self.settings.wait)
-        self._launcher = SglangLauncher(device, port, streams, pins, self.account, own=why_not is None)
-        self._make_lane = partial(self._lane_of_all_ranks, Parts(scheduler, device, streams, pins))
+        self._launcher = launcher(device, port, streams, pins, self.account, own=why_not is None)
+        self._make_lane = partial(self._lane_of_all_ranks, Parts(scheduler, device, streams, pins, port))
         if self.settings.probe:
             self._install_probe(scheduler)
         self.observation = observe(scheduler, self.settings, self.lane_account)
@@ -141,7 +142,7 @@ class Runtime:
         if self.loop is not None:
             self.loop.switch_requested = True
         else:
-            self.scheduler.get_next_batch_to_run = leave_stock
+            setattr(self.scheduler, self.role.select, leave_stock)
 
     # ------------------------------------------------------------ modes
 
@@ -165,7 +166,7 @@ class Runtime:
 
     def _run_ours(self, scheduler: Any, skip_intake: bool) -> Ended:
         assert self._launcher is not None
-        scheduler.enable_skip_finishing_decode = True
+        scheduler.enable_skip_finishing_decode = self.role.skips_finishing
         queue = ResultQueue()
         scheduler.result_queue = queue
         sync = self.mode == "sync"
@@ -184,6 +185,7 @@ class Runtime:
             snapshot=self._snapshot,
             lane=self._lane if self.mode == "resident" else None,
             sync=sync,
+            late_barrier=self.role is PREFILL,
         )
         self._compare_ranks(self.loop)
         self.observation.enter(self.mode, "ours")
@@ -265,15 +267,15 @@ class Runtime:
 
     def _run_stock(self, stock_loop: Callable[[Any], None], scheduler: Any) -> Ended:
         if scheduler.last_batch is not None:
-            bridge_into_stock(scheduler)
+            bridge_into_stock(scheduler, self._port)
         if self.mode != "off":
             self.observation.enter(self.mode, "stock")
         try:
             stock_loop(scheduler)
         except SwitchMode:
-            scheduler.__dict__.pop("get_next_batch_to_run", None)
+            scheduler.__dict__.pop(self.role.select, None)
             while scheduler.result_queue:
-                scheduler.process_batch_result(*scheduler.result_queue.popleft())
+                self._port.process(*scheduler.result_queue.popleft())
             return Ended.SWITCH
         finally:
             self.observation.leave()
@@ -308,9 +310,14 @@ class Runtime:
             logger.info("zos-sglang: off; every callable is SGLang's own again")
 
     def prefill_rule(self) -> PrefillRule:
-        """Our setting, else upstream's variable, else `first-token` where tokens are generated."""
+        """Our setting, else upstream's variable, else `first-token` where tokens are generated.
+
+        The prefill role streams no token to a client; upstream knows no rule there.
+        """
         if self.settings.consecutive_prefill is not None:
             return PrefillRule(self.settings.consecutive_prefill)
+        if self.role is PREFILL:
+            return PrefillRule.NEVER
         if "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP" in os.environ:
             disabled = _flag("SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP")
             return PrefillRule.ALWAYS if disabled else PrefillRule.NEVER
@@ -337,10 +344,21 @@ class Runtime:
                     )
                     return
                 time.sleep(_POLL_S)
-            scheduler.process_batch_result(*queue.popleft())
+            self._port.process(*queue.popleft())
             self.account.passed("drained")
+        self._finish_transfers()
         _bound_linger(scheduler, max(0.0, deadline - time.monotonic()))
         logger.info("zos-sglang: exit: %d results drained", self.account.paths["drained"])
+
+    def _finish_transfers(self) -> None:
+        """Let KV that is on its way arrive. By a count of polls, not by the clock: all ranks poll alike."""
+        polls = int(self.settings.exit_timeout_s / _POLL_S)
+        while left := self._port.transfers():
+            polls -= 1
+            if polls < 0:
+                logger.error("zos-sglang: exit: %d KV transfers had not ended in time", left)
+                return
+            time.sleep(_POLL_S)
 
     # ------------------------------------------------------------ what others see
 
@@ -353,6 +371,7 @@ class Runtime:
         out: dict[str, Any] = {
             "mode": self.mode,
             "pending_mode": self.pending,
+            "role": self.role.name,
             "sglang": installed(),
             "prefill_rule": self.prefill_rule().value,
             "own_launch": bool(self._launcher and self._launcher.own),

@@ -22,6 +22,7 @@ from zos_sglang.resident.account import LaneAccount
 from zos_sglang.settings import Settings
 from zos_sglang.upstream.gpu_events import follow, is_asynchronous, make_gpu_clock
 from zos_sglang.upstream.metrics_factory import make_metrics
+from zos_sglang.upstream.roles import role_of
 from zos_sglang.upstream.step_facts import make_facts
 from zos_sglang.upstream.stock_bridge import leave_stock
 from zos_sglang.upstream.versions import installed
@@ -212,7 +213,7 @@ class Observation:
         self.recorder.restart()
         self.put(self.recorder)
         # Not over what makes SGLang's loop end at its next selection: that goes away by itself.
-        leaving = vars(self.scheduler).get("get_next_batch_to_run") is leave_stock
+        leaving = vars(self.scheduler).get(role_of(self.scheduler).select) is leave_stock
         if self.stock is not None and not self.stock.installed and not leaving:
             self._watch_stock()
 

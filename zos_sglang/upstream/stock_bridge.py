@@ -13,21 +13,21 @@ def leave_stock(*_: Any, **__: Any) -> Any:
     raise SwitchMode
 
 
-def bridge_into_stock(scheduler: Any) -> None:
+def bridge_into_stock(scheduler: Any, port: Any) -> None:
     """Let upstream's loop continue behind a batch whose result is processed already.
 
     That loop takes for granted that a last batch has its result in the queue, and it starts with an
     empty queue. So its first intake is replaced by one launch through upstream's own calls, after
     which both hold; the intake of this iteration has happened before the switch.
+
+    Args:
+        scheduler: upstream's.
+        port: selects as the loop of the scheduler's role does.
     """
 
     def first_intake(*_: Any, **__: Any) -> list[Any]:
         del scheduler.ingest_requests
-        plan = scheduler.get_next_batch_to_run(
-            running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
-        )
-        scheduler.running_batch, batch = plan.running_batch, plan.batch_to_run
-        scheduler.cur_batch_for_debug = batch
+        batch = port.select()
         if batch is not None:
             result = scheduler.run_batch(batch)
             scheduler._apply_war_barrier()

@@ -12,6 +12,7 @@ from typing import Any
 from zos_sglang.overlap.guards import Reason
 from zos_sglang.overlap.watch import OFF, Watch
 from zos_sglang.upstream.releases import READBACK, has_readback_call
+from zos_sglang.upstream.roles import role_of
 
 _ABSENT = object()
 
@@ -59,7 +60,7 @@ class StockWatch:
         """From here on `watch` sees every step. Between two iterations, or while one takes in requests."""
         self.watch = watch
         wrappers: dict[str, Callable[[Any], Any]] = {
-            "get_next_batch_to_run": self._select,
+            role_of(self.scheduler).select: self._select,
             "run_batch": self._launch,
             "process_batch_result": self._process,
             "_record_scheduler_state_for_paused_engine": self._pause,

@@ -1,0 +1,52 @@
+"""The lane in the decode role: requests shake hands, get their slots and their KV while it is open.
+
+What the lane itself holds is not in their way: the queues allocate rows and slots of their own, and their
+polls are reduced over the ranks. The lane is left, before the next step, as soon as a request can join the
+batch, and once for each request that has shaken hands and got no slots: the lane's window takes slots ahead
+of time, and the next selection judges without it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zos_sglang.resident.eligibility import Refusal
+from zos_sglang.upstream.disagg_decode import DecodePort
+from zos_sglang.upstream.lane_port import SglangLanePort
+
+
+class DecodeLanePort(SglangLanePort):
+    """Moves the role's queues on in every step, as the ordinary loop does. `role_port` is that loop's."""
+
+    role_port: DecodePort
+    _known_blocked = 0
+
+    def receive(self) -> bool:
+        port = self.role_port
+        port.ask_for_ranks()
+        if super().receive():
+            return True
+        port.move_queues()
+        if self._can_join() or self._blocked() > self._known_blocked:
+            port.queues_moved = True  # by this iteration; the selection that follows need not
+            return True
+        return False
+
+    def refuses(self, batch: Any) -> Refusal | None:
+        if self._can_join():
+            return Refusal.ADMISSION_OPEN
+        self._known_blocked = self._blocked()
+        return super().refuses(batch)
+
+    def _can_join(self) -> bool:
+        """Whether selection would take somebody from the waiting queue."""
+        scheduler = self.scheduler
+        if not scheduler.waiting_queue:
+            return False
+        room = min(scheduler.req_to_token_pool.size, scheduler.max_running_requests)
+        return bool(len(scheduler.running_batch.reqs) < room)
+
+    def _blocked(self) -> int:
+        """Requests that have shaken hands and wait for rows or slots. Equal on all ranks."""
+        queue = self.scheduler.disagg_decode_prealloc_queue.queue
+        return sum(waiting.waiting_for_input for waiting in queue) if queue else 0

@@ -372,6 +372,8 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
 #: Most callables are the same text in both; these are not.
 FINGERPRINTS["0.5.22"] = {
     **FINGERPRINTS["0.5.23"],
+    "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin.event_loop_overlap_disagg_prefill": "af845edef0cb1c9a",
+    "sglang.srt.managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather": "1a8b91e4f6c34cc9",
     "sglang.srt.entrypoints.http_server._setup_and_run_http_server": "9d400fc2eff4d200",
     "sglang.srt.managers.scheduler.Scheduler.run_batch": "759ea06b92e93570",
     "sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run": "e55f5c18e6f6ae06",

@@ -41,3 +41,8 @@ def takes_app_path() -> bool:
 def captured_decode_was_read() -> bool:
     """Whether the lane may use this release's decode graphs."""
     return installed() in _CAPTURED_DECODE
+
+
+def defers_coarse_barrier(scheduler: Any) -> bool:
+    """Whether the prefill role puts a coarse barrier off until the result before is processed (0.5.23)."""
+    return hasattr(scheduler, "_war_barrier_is_coarse")

@@ -30,6 +30,7 @@ from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.settings import Settings
 from zos_sglang.upstream.first_token import FirstTokenExchange
+from zos_sglang.upstream.releases import defers_coarse_barrier
 from zos_sglang.upstream.roles import COLOCATED, PREFILL, Role, role_of
 from zos_sglang.upstream.stock_bridge import SwitchMode, bridge_into_stock, leave_stock
 from zos_sglang.upstream.unobserved import Unobserved, observe
@@ -185,7 +186,7 @@ class Runtime:
             snapshot=self._snapshot,
             lane=self._lane if self.mode == "resident" else None,
             sync=sync,
-            late_barrier=self.role is PREFILL,
+            late_barrier=self.role is PREFILL and defers_coarse_barrier(scheduler),
         )
         self._compare_ranks(self.loop)
         self.observation.enter(self.mode, "ours")

@@ -147,3 +147,35 @@ def test_the_lane_of_one_rank_alone_is_given_up(monkeypatch: pytest.MonkeyPatch,
     assert one._lane_of_all_ranks("parts") == ("lane" if others else None)
     assert one._launcher.port.lane_results == ("results" if others else None)
     assert one.lane_account.report()["refused"] == ({} if others else {"closed-for-good": 1})
+
+
+def test_the_report_counts_blocks_and_the_stall_report_names_the_last_decision_agreed_in() -> None:
+    log: Any = SimpleNamespace(rows=11, sound=True)
+    exchange: Any = SimpleNamespace(agreed=0, blocks=0, differences=0, peers=[SimpleNamespace(rank=1)])
+    check = rank_check.RankCheck(4, log, exchange, SimpleNamespace(cpu_s=0.25))  # type: ignore[arg-type]
+    assert check.describe() == "ranks: no decision compared yet; this rank has made 11"
+    exchange.agreed, exchange.blocks = 9, 2
+    assert check.describe() == "ranks: agreed up to decision 8; this rank has made 11"
+    report = check.report()
+    assert (report["every"], report["blocks"], report["agreed"], report["differences"]) == (4, 2, 9, 0)
+    assert (report["peers"], report["thread_cpu_s"]) == ([1], 0.25)
+
+
+def test_the_stall_report_and_the_server_info_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    one: Any = runtime.Runtime()
+    stream = SimpleNamespace()
+    one.scheduler = SimpleNamespace(
+        result_queue=[],
+        cur_batch_for_debug=None,
+        schedule_stream=stream,
+        forward_stream=stream,
+        copy_stream=stream,
+    )
+    one.ranks = SimpleNamespace(
+        describe=lambda: "ranks: agreed up to decision 8", report=lambda: {"blocks": 2}
+    )
+    assert one.describe()[-1] == "ranks: agreed up to decision 8"
+    monkeypatch.setattr(one, "prefill_rule", lambda: SimpleNamespace(value="never"))
+    assert one.report()["ranks"] == {"blocks": 2}
+    one.ranks = None
+    assert "ranks" not in one.report() and not one.describe()[-1].startswith("ranks")

@@ -58,7 +58,7 @@ def reasons_of(decisions):
 
 @pytest.mark.parametrize("rule", list(PrefillRule))
 @given(steps=steps)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_ranks_in_any_states_decide_alike_and_as_all_of_them_together_would(monkeypatch, rule, steps):
     decisions = run_ranks(monkeypatch, [Rank(n, rule) for n in range(RANKS)], steps)
     assert reasons_of(decisions) == [expected(rule, steps)] * RANKS

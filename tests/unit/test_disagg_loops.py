@@ -169,6 +169,13 @@ def test_a_cached_prefix_is_sent_at_the_launch_unless_the_host_cache_still_write
     }
 
 
+@pytest.mark.parametrize(("value", "said"), [("1", 1), ("0", 0)])
+def test_a_variable_that_has_no_effect_in_our_loop_is_named(monkeypatch, caplog, value, said):
+    monkeypatch.setenv("SGLANG_ENABLE_DISAGG_PREFILL_CONTINUOUS_INPUT_POLLING", value)
+    prefill_port()
+    assert caplog.text.count("CONTINUOUS_INPUT_POLLING has no effect") == said
+
+
 def test_an_exit_waits_for_kv_that_is_on_its_way():
     port, scheduler, _ = prefill_port(disagg_prefill_inflight_queue=["sending", "sending"])
     scheduler.process_disagg_prefill_inflight_queue = scheduler.disagg_prefill_inflight_queue.pop

@@ -67,8 +67,9 @@ def test_the_lane_is_left_in_the_step_in_which_a_request_can_join(port, schedule
 
 def test_a_request_that_finds_the_batch_full_does_not_end_the_lane(port, scheduler):
     scheduler.waiting_queue = ["transferred"]
-    scheduler.running_batch.reqs = [object()] * scheduler.max_running_requests
+    scheduler.running_batch.reqs = scheduler.running_batch.reqs[:1] * scheduler.max_running_requests
     assert not port.receive()
+    assert port.refuses(scheduler.running_batch) is None
 
 
 def test_the_rows_of_the_table_bound_the_batch_too(port, scheduler):

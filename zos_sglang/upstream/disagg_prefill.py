@@ -8,13 +8,19 @@ in between (`process_prefill_chunk`).
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from sglang.srt.disaggregation.utils import is_aborted
+from sglang.srt.environ import envs
 
 from zos_sglang.overlap.account import Account
 from zos_sglang.overlap.isolation import PinRing
 from zos_sglang.upstream.port import SglangDevice, SglangPort
+
+logger = logging.getLogger(__name__)
+
+_POLLING = "SGLANG_ENABLE_DISAGG_PREFILL_CONTINUOUS_INPUT_POLLING"
 
 
 class PrefillPort(SglangPort):
@@ -25,6 +31,8 @@ class PrefillPort(SglangPort):
         self.account = account
         # Upstream checks only the colocated loop: requests between two servers are in no batch.
         self.strict_memory_check = False
+        if getattr(envs, _POLLING).get():
+            logger.warning("zos-sglang: %s has no effect in our loop; --zos-mode stock has it", _POLLING)
 
     def note_paused(self) -> None:
         super().note_paused()

@@ -12,7 +12,16 @@ from typing import Any
 
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.upstream.disagg_decode import DecodePort
+from zos_sglang.upstream.lane_eligibility import batch_refusal
 from zos_sglang.upstream.lane_port import SglangLanePort
+
+
+def can_join(scheduler: Any, batch: Any) -> bool:
+    """Whether selection would take somebody from the waiting queue: rows are the only bound here."""
+    if not scheduler.waiting_queue:
+        return False
+    room = min(scheduler.req_to_token_pool.size, scheduler.max_running_requests)
+    return len(batch.reqs) < room
 
 
 class DecodeLanePort(SglangLanePort):
@@ -27,24 +36,14 @@ class DecodeLanePort(SglangLanePort):
         if super().receive():
             return True
         port.move_queues()
-        if self._can_join() or self._blocked() > self._known_blocked:
+        if can_join(self.scheduler, self.scheduler.running_batch) or self._blocked() > self._known_blocked:
             port.queues_moved = True  # by this iteration; the selection that follows need not
             return True
         return False
 
     def refuses(self, batch: Any) -> Refusal | None:
-        if self._can_join():
-            return Refusal.ADMISSION_OPEN
         self._known_blocked = self._blocked()
-        return super().refuses(batch)
-
-    def _can_join(self) -> bool:
-        """Whether selection would take somebody from the waiting queue."""
-        scheduler = self.scheduler
-        if not scheduler.waiting_queue:
-            return False
-        room = min(scheduler.req_to_token_pool.size, scheduler.max_running_requests)
-        return bool(len(scheduler.running_batch.reqs) < room)
+        return batch_refusal(self.scheduler, batch, can_join)
 
     def _blocked(self) -> int:
         """Requests that have shaken hands and wait for rows or slots. Equal on all ranks."""

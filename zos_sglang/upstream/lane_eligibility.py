@@ -6,6 +6,7 @@ all ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.debug_utils.dumper import dumper
@@ -137,16 +138,25 @@ def _diagnosed(scheduler: Any, runner: Any) -> bool:
     )
 
 
-def batch_refusal(scheduler: Any, batch: Any) -> Refusal | None:
-    """Why this batch, which selection has just returned, may not ride; or None."""
+def admission_open(scheduler: Any, batch: Any) -> bool:
+    """Whether selection left somebody waiting this time, and may decide otherwise the next time."""
+    return bool(scheduler.waiting_queue) and not batch.batch_is_full
+
+
+def batch_refusal(
+    scheduler: Any, batch: Any, can_join: Callable[[Any, Any], bool] = admission_open
+) -> Refusal | None:
+    """Why this batch, which selection has just returned, may not ride; or None.
+
+    `can_join(scheduler, batch)`: whether the next selection might take somebody who waits.
+    """
     if not batch.forward_mode.is_decode() or batch is not scheduler.running_batch:
         return Refusal.NOT_DECODE
     if scheduler.chunked_req is not None:
         return Refusal.CHUNKED_PREFILL
     if scheduler.grammar_manager.has_waiting_grammars():
         return Refusal.GRAMMAR
-    if scheduler.waiting_queue and not batch.batch_is_full:
-        # Selection left it at that this time, and may decide otherwise the next time it is asked.
+    if can_join(scheduler, batch):
         return Refusal.ADMISSION_OPEN
     if get_global_expert_distribution_recorder().recording:
         return Refusal.DIAGNOSTICS

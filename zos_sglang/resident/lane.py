@@ -16,11 +16,11 @@ decides.
 from __future__ import annotations
 
 import logging
+from time import perf_counter_ns as now
 from typing import Any
 
-from zos_sglang.overlap.guards import Reason
 from zos_sglang.overlap.row_ledger import RowLedgerError
-from zos_sglang.overlap.watch import OFF, Watch
+from zos_sglang.overlap.watch import ASKS, LAUNCH, OFF, READING_NS, SAMPLED, Watch
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Departure, Refusal
 from zos_sglang.resident.executor import Executor
@@ -154,7 +154,11 @@ class Lane:
             self.close(Departure.POOL_FULL)
             return None
         port.selected_again()
-        self.watch.launching(self.batch, Reason.OVERLAPPED, 1, None)
+        stamps = self.watch.stamps
+        if stamps is not None:
+            if stamps[ASKS]:
+                self.watch.launching()
+            stamps[LAUNCH] = now()
         return self._advance()
 
     def _advance(self) -> Any:
@@ -201,9 +205,17 @@ class Lane:
         assert table is not None
         rows = len(table)
         watch = self.watch
-        watch.reading_back()
+        stamps = watch.stamps
+        begun = 0
+        if stamps is not None:
+            if stamps[SAMPLED]:
+                watch.reading_back()
+            begun = now()
         tokens, arrived = self.readback.queue(rows)
-        watch.read_back()
+        if stamps is not None:
+            stamps[READING_NS] += now() - begun
+            if stamps[SAMPLED]:
+                watch.read_back()
         self.launched += 1
         self.account.steps += 1
         self.account.decode_steps += 1

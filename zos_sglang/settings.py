@@ -111,9 +111,6 @@ class Settings(BaseModel):
         le=1024,
         description="Size at which a trace ends, in MB.",
     )
-    probe: bool = Field(
-        False, description="Time every decode step and report it in /server_info (benchmarks)."
-    )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Self:
@@ -311,6 +308,6 @@ def _contradictions(settings: Settings, given: Mapping[str, Given]) -> list[str]
     return [
         f"{given[field].name}={given[field].text} contradicts {by}=off, where it has no "
         f"effect. Allowed with it: {by}={'|'.join(m for m in MODES if m != 'off')}. Remove one of the two."
-        for field in ("consecutive_prefill", "debug_future_map", "trace", "probe")
+        for field in ("consecutive_prefill", "debug_future_map", "trace")
         if field in given and getattr(settings, field)
     ]

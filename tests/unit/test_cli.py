@@ -67,9 +67,9 @@ def fails(argv, capsys):
 
 def test_our_flags_are_taken_out_and_sglangs_stay_in_order():
     flags, rest = split(
-        ["--model-path", "m", "--zos-mode", "sync", "--zos-probe", "--tp", "2", "--zos-wait=spin"]
+        ["--model-path", "m", "--zos-mode", "sync", "--zos-record", "--tp", "2", "--zos-wait=spin"]
     )
-    assert flags == {"mode": "sync", "probe": "1", "wait": "spin"}
+    assert flags == {"mode": "sync", "record": "1", "wait": "spin"}
     assert rest == ["--model-path", "m", "--tp", "2"]
 
 
@@ -98,9 +98,9 @@ def test_the_launcher_defaults_to_resident_and_tells_child_processes(no_server, 
 
 
 def test_a_flag_beats_the_environment_for_child_processes(no_server, free_port):
-    launch_server.os.environ.update(ZOS_MODE="overlap", ZOS_PROBE="1")
+    launch_server.os.environ.update(ZOS_MODE="overlap", ZOS_STRICT="1")
     argv = ["--model-path", "org/model", "--port", str(free_port)]
-    assert launch_server.main([*argv, "--zos-mode", "off", "--zos-probe", "0"]) == 0
+    assert launch_server.main([*argv, "--zos-mode", "off", "--zos-strict", "0"]) == 0
     ours = {k: v for k, v in launch_server.os.environ.items() if k.startswith("ZOS_")}
     assert ours == {"ZOS_MODE": "off"}
     assert no_server == [argv]
@@ -109,11 +109,11 @@ def test_a_flag_beats_the_environment_for_child_processes(no_server, free_port):
 def test_a_config_file_holds_flags_of_both_and_the_command_line_wins(tmp_path, free_port):
     config = tmp_path / "server.yaml"
     config.write_text(
-        f"model-path: org/model\nport: {free_port}\nzos-mode: stock\nzos-probe: true\n"
+        f"model-path: org/model\nport: {free_port}\nzos-mode: stock\nzos-strict: true\n"
         "disable-radix-cache: true\n"
     )
     settings, rest = prepare(["--zos-mode", "sync", "--config", str(config)])
-    assert (settings.mode, settings.probe) == ("sync", True)
+    assert (settings.mode, settings.strict) == ("sync", True)
     assert rest == ["--model-path", "org/model", "--port", str(free_port), "--disable-radix-cache"]
 
 

@@ -339,8 +339,8 @@ def test_several_results_of_one_iteration_have_their_own_times(clocks: Clocks) -
     second = launch(it, result(), Reason.OVERLAPPED, 1)
     it.end()
     start = clocks.wall
-    for given, takes in ((first, 30), (second, 50)):
-        it.processing(given)
+    for one, takes in ((first, 30), (second, 50)):
+        it.processing(one)
         clocks.work(takes)
         it.processed()
     it.end()

@@ -161,7 +161,7 @@ def _over_separate(point: Point, waves: Sequence[Mapping[str, Any]]) -> dict[str
 
 
 def _rate(wave: Mapping[str, Any]) -> float:
-    """Tokens a second by the server's log, or by step records where turns leave the log without full lines."""
+    """Tokens a second by the log, or by step records where turns leave the log without full lines."""
     return float(wave["log_tokens_per_s"] or wave["tokens_per_s"])
 
 

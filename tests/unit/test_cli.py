@@ -16,7 +16,7 @@ from zos_sglang import __version__, launch_server
 from zos_sglang.launch_server import prepare, split
 from zos_sglang.settings import Settings, SettingsError, flag_name
 from zos_sglang.upstream import preflight, versions
-from zos_sglang.upstream.preflight import PreflightError, check_arguments, check_plugin
+from zos_sglang.upstream.preflight import PreflightError, check_arguments, check_plugin, check_trace
 
 NOWHERE = "/no/such/model"
 
@@ -185,6 +185,25 @@ def test_names_and_addresses_of_models_are_left_to_sglang(name):
 
 def test_a_model_that_is_there_passes(tmp_path):
     check_arguments(arguments(model_path=str(tmp_path)))
+
+
+def test_a_trace_that_cannot_be_written_is_told_before_the_start(tmp_path, monkeypatch):
+    check_trace(None)
+    check_trace(str(tmp_path / "trace.json"))
+    with pytest.raises(PreflightError, match=r"ZOS_TRACE=.*this is a folder"):
+        check_trace(str(tmp_path))
+    with pytest.raises(PreflightError, match=r"there is no folder .*nowhere\. Make it"):
+        check_trace(str(tmp_path / "nowhere" / "trace.json"))
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(PreflightError, match="cannot be written to"):
+        check_trace(str(tmp_path / "trace.json"))
+
+
+def test_the_launcher_refuses_a_trace_that_cannot_be_written(no_server, free_port, tmp_path, capsys):
+    argv = ["--model-path", "org/model", "--port", str(free_port)]
+    assert launch_server.main([*argv, "--zos-trace", str(tmp_path / "no" / "trace.json")]) == 2
+    assert no_server == []
+    assert "there is no folder" in capsys.readouterr().err
 
 
 def test_a_busy_port_does_not_matter_where_no_http_is_served(busy_port):

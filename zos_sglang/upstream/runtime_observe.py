@@ -13,6 +13,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from zos_sglang.observe.alternate import Alternation
 from zos_sglang.observe.block import make_block
+from zos_sglang.observe.gather import Gather
 from zos_sglang.observe.names import code
 from zos_sglang.observe.record import Ring
 from zos_sglang.observe.recorder import Recorder
@@ -69,6 +70,7 @@ class Observation:
         self.cost: Alternation | None = None
         self.stock: StockWatch | None = None
         self._meter: ForwardMeter | None = None
+        self._gather: Gather | None = None
         self._places: dict[str, Any] = {}
         self._forwards: dict[str, tuple[Any, str]] = {}
         self._asynchronous = is_asynchronous(scheduler)
@@ -90,10 +92,14 @@ class Observation:
 
     def _add_sinks(self, settings: Settings) -> None:
         metrics = make_metrics(self.scheduler)
-        if metrics is not None:
-            self.recorder.sinks.append(metrics)
         if settings.trace is None:
+            if metrics is not None:
+                self.recorder.sinks.append(metrics)
             return
+        if metrics is not None:
+            # A trace wants records every few steps; these would take longer than the steps' records.
+            self._gather = Gather(metrics)
+            self.recorder.sinks.append(self._gather)
         facts = {
             "asynchronous": self._asynchronous,
             "mode": settings.mode,
@@ -193,6 +199,8 @@ class Observation:
     def _flush(self, last: bool = False) -> None:
         try:
             self.recorder.close() if last else self.recorder.flush()
+            if last and self._gather is not None:
+                self._gather.flush()
         except Exception:
             self.recorder.fault()
 

@@ -115,6 +115,7 @@ def prepare(argv: list[str]) -> tuple[Settings, list[str]]:
     if settings.mode != "off":
         preflight.check_launcher(args)
     preflight.check_arguments(args)
+    preflight.check_trace(settings.trace)
     return settings, rest
 
 

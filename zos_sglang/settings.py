@@ -119,9 +119,6 @@ class Settings(BaseModel):
         "On a difference the log names the first differing field with both values, and the server is "
         "stopped. 0 turns the check off. Modes sync, overlap and resident.",
     )
-    probe: bool = Field(
-        False, description="Time every decode step and report it in /server_info (benchmarks)."
-    )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Self:
@@ -319,6 +316,6 @@ def _contradictions(settings: Settings, given: Mapping[str, Given]) -> list[str]
     return [
         f"{given[field].name}={given[field].text} contradicts {by}=off, where it has no "
         f"effect. Allowed with it: {by}={'|'.join(m for m in MODES if m != 'off')}. Remove one of the two."
-        for field in ("consecutive_prefill", "debug_future_map", "trace", "check_ranks", "probe")
+        for field in ("consecutive_prefill", "debug_future_map", "trace", "check_ranks")
         if field in given and getattr(settings, field)
     ]

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from tests.unit.made_records import records
+from zos_sglang.observe.columns import to_columns
+from zos_sglang.observe.names import AFTER_IDLE
 from zos_sglang.testing.bench.client import Wave
 from zos_sglang.testing.bench.zos import Budget, Engine, Plan, live_point, separate_point
 from zos_sglang.testing.bench.zos_file import ResultFile, load
@@ -14,6 +20,19 @@ from zos_sglang.testing.bench.zos_file import ResultFile, load
 OUTPUT = 40
 #: Microseconds per step of the made-up server.
 STEP_US = {"stock": 1000, "overlap": 900, "resident": 500}
+
+
+def report_of(samples: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The block `steps` whose records give these samples, by mode and batch size."""
+    found = [records(0)]
+    for mode, sizes in samples.items():
+        for rows, taken in sizes.items():
+            made = records(len(taken["cpu_ns"]) + 1, mode=mode, rows=int(rows), cpu_forward=7)
+            made["cpu"][1:] = np.array(taken["cpu_ns"]) + 7
+            made["t_forward"] = 1_000 + np.cumsum([0, *taken["wall_ns"]])
+            made["flags"][0] = AFTER_IDLE
+            found.append(made)
+    return {"last": to_columns(np.concatenate(found))}
 
 
 class FakeServer:
@@ -28,7 +47,7 @@ class FakeServer:
         self.log, self.floor_us, self.liar, self.growth_us = log, floor_us, liar, growth_us
         self.mode = "stock"
         self.waves: list[tuple[str, int]] = []
-        self.probe: dict[str, Any] = {}
+        self.samples: dict[str, Any] = {}
         self.lane: dict[str, Any] = {
             "steps": 0,
             "row_steps": 0,
@@ -44,7 +63,8 @@ class FakeServer:
         log.write_text("")
 
     def zos(self) -> dict[str, Any]:
-        copied: dict[str, Any] = json.loads(json.dumps({"lane": self.lane, "probe": self.probe}))
+        copied: dict[str, Any] = json.loads(json.dumps({"lane": self.lane}))
+        copied["steps"] = report_of(self.samples)
         return {**copied, "paths": {"decode": 7}, "reasons": {}, "floor": list(self.floors)}
 
     def info(self) -> dict[str, Any]:
@@ -57,8 +77,8 @@ class FakeServer:
 
     request = switch
 
-    def reset_probe(self) -> None:
-        self.probe = {}
+    def reset_records(self) -> None:
+        self.samples = {}
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         self.wanted = body["server_args"]["zos_floor"]
@@ -69,7 +89,7 @@ class FakeServer:
         rows, step = len(input_ids), STEP_US[self.mode] * 1000
         self.waves.append((self.mode, output_tokens))
         samples = range(output_tokens - 2)
-        self.probe[self.mode] = {
+        self.samples[self.mode] = {
             str(rows): {
                 "cpu_ns": [step // 2 for _ in samples],
                 "wall_ns": [step + self.growth_us * 1000 * i for i in samples],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from time import perf_counter_ns as now
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,21 @@ from zos_sglang.observe.names import Forward, code
 from zos_sglang.observe.record import Ring
 from zos_sglang.observe.recorder import Recorder
 from zos_sglang.overlap.guards import Reason
+from zos_sglang.overlap.watch import (
+    ASKS,
+    FORWARD,
+    FORWARD_NS,
+    FORWARDED,
+    FURTHER,
+    LAUNCH,
+    OPENING,
+    OUTSIDE,
+    PROCESS,
+    PROCESSED,
+    READING_NS,
+    SAMPLED,
+    SELECT,
+)
 from zos_sglang.upstream.step_facts import make_facts
 
 DECODE = code("forward", Forward.DECODE)
@@ -26,6 +43,7 @@ class Clocks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wall = self.cpu = 1_000_000
         for module, name, clock in (
+            (sys.modules[__name__], "now", self.now),
             (recorder, "now", self.now),
             (ledger, "now", self.now),
             (ledger, "thread_time_ns", self.thread),
@@ -72,21 +90,81 @@ def result(event: Any = None) -> Any:
     return SimpleNamespace(copy_done=event)
 
 
-def new_recorder(**options: Any) -> Recorder:
+class Driven(Recorder):
+    """A recorder with a call for each place, which does what the loop does there."""
+
+    _decided: tuple[Any, int, bool] = (Reason.OVERLAPPED, 0, False)
+    _barrier: Any = None
+    _begun = 0
+
+    def selecting(self) -> None:
+        self.stamps[SELECT] = now()
+
+    def launching(  # type: ignore[override]
+        self, batch: Any, reason: Any, depth: int, pending: Any
+    ) -> None:
+        """The lane knows what is pending, and does not say."""
+        self._decided, self._barrier = (reason, depth, depth > 0 and pending is None), None
+        if self.stamps[ASKS]:
+            super().launching()
+        self.stamps[LAUNCH] = now()
+
+    def forwarding(self) -> None:
+        if self.stamps[SAMPLED]:
+            super().forwarding()
+        self._begun = now()
+        if not self.stamps[FORWARD]:
+            self.stamps[FORWARD] = self._begun
+
+    def forwarded(self) -> None:
+        stamps = self.stamps
+        ended = stamps[FORWARDED] = now()
+        stamps[FORWARD_NS] += ended - self._begun
+        if stamps[SAMPLED]:
+            super().forwarded()
+
+    def reading_back(self) -> None:
+        if self.stamps[SAMPLED]:
+            super().reading_back()
+        self._begun = now()
+
+    def read_back(self) -> None:
+        self.stamps[READING_NS] += now() - self._begun
+        if self.stamps[SAMPLED]:
+            super().read_back()
+
+    def barrier(self, kind: Any) -> None:
+        self._barrier = kind
+
+    def launched(self, batch: Any, result: Any, resident: bool) -> None:  # type: ignore[override]
+        reason, depth, rides = self._decided
+        ride = OUTSIDE if not resident else FURTHER if rides else OPENING
+        super().launched(batch, result, ride, reason, depth, self._barrier)
+
+    def processing(self, result: Any) -> None:
+        if self.stamps[PROCESS]:
+            self.again()
+        self.stamps[PROCESS] = now()
+
+    def processed(self) -> None:
+        self.stamps[PROCESSED] = now()
+
+
+def new_recorder(**options: Any) -> Driven:
     options = {"facts": lambda *_: (4, 4, 0, DECODE, 0, 0, 0), "asynchronous": True, **options}
     facts = options.pop("facts")
-    return Recorder(Ring(64), facts, **options)
+    return Driven(Ring(64), facts, **options)
 
 
 def launch(
-    it: Recorder, given: Any, reason: Reason = Reason.OVERLAPPED, depth: int = 1, resident: bool = False
+    it: Driven, given: Any, reason: Reason = Reason.OVERLAPPED, depth: int = 1, resident: bool = False
 ) -> Any:
     it.launching(None, reason, depth, None)
     it.launched(None, given, resident)
     return given
 
 
-def process(it: Recorder, given: Any) -> None:
+def process(it: Driven, given: Any) -> None:
     it.processing(given)
     if given.copy_done is not None:
         given.copy_done.synchronize()

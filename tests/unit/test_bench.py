@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.fake_bench import report_of
 from zos_sglang.testing.bench import cli, gpu, gpu_cli, record
 from zos_sglang.testing.bench.canary import oracle_token
 from zos_sglang.testing.bench.checkpoint import Shape, make_wide, vocabulary
@@ -98,24 +99,25 @@ class FakeServer:
         self.cpu_ns, self.liar = cpu_ns, liar
         self.mode = "none"
         self.order: list[str] = []
-        self.probe: dict[str, dict[str, dict[str, Any]]] | None = {}
+        self.samples: dict[str, dict[str, dict[str, Any]]] | None = {}
         self.paths = {"decode": 5, "fallbacks": 0}
 
     def zos(self) -> dict[str, Any]:
-        return {"probe": self.probe, "paths": dict(self.paths), "reasons": {}, "streams": {}}
+        steps = None if self.samples is None else report_of(self.samples)
+        return {"steps": steps, "paths": dict(self.paths), "reasons": {}, "streams": {}}
 
     def switch(self, mode: str) -> None:
         self.mode = mode
 
-    def reset_probe(self) -> None:
-        self.probe = {}
+    def reset_records(self) -> None:
+        self.samples = {}
 
     def wave(self, input_ids: list[list[int]], output_tokens: int) -> Wave:
         self.order.append(self.mode)
         self.paths["decode"] += output_tokens
         batch, step = str(len(input_ids)), self.cpu_ns[self.mode]
-        if self.probe is not None:
-            self.probe[self.mode] = {
+        if self.samples is not None:
+            self.samples[self.mode] = {
                 batch: {"cpu_ns": [step] * output_tokens, "wall_ns": [10 * step] * output_tokens}
             }
         word = 1 if self.mode == self.liar else 0
@@ -165,10 +167,10 @@ def test_counters_are_reported_as_what_the_run_added() -> None:
     assert run(server)["zos"]["paths"] == {"decode": waves * 40, "fallbacks": 0}
 
 
-def test_a_server_without_a_probe_is_refused_with_the_fix() -> None:
+def test_a_server_that_does_not_record_is_refused_with_the_fix() -> None:
     server = FakeServer({"stock": 1, "overlap": 1})
-    server.reset_probe = lambda: setattr(server, "probe", None)  # type: ignore[method-assign]
-    with pytest.raises(BenchError, match="ZOS_PROBE=1"):
+    server.reset_records = lambda: setattr(server, "samples", None)  # type: ignore[method-assign]
+    with pytest.raises(BenchError, match="ZOS_RECORD=1"):
         run(server)
 
 
@@ -217,9 +219,9 @@ def test_graphs_off_disables_decode_graphs() -> None:
 
 
 def test_own_flags_and_variables_come_last_and_win() -> None:
-    config = Config(Path("m"), args=["--dtype", "float16"], env={"ZOS_PROBE": "0"})
+    config = Config(Path("m"), args=["--dtype", "float16"], env={"OMP_NUM_THREADS": "3"})
     assert config.command_args(cuda=True)[-2:] == ["--dtype", "float16"]
-    assert config.environment(cuda=True)["ZOS_PROBE"] == "0"
+    assert config.environment(cuda=False)["OMP_NUM_THREADS"] == "3"
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:

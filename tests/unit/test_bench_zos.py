@@ -31,7 +31,7 @@ def test_counts_are_what_a_wave_added() -> None:
     after = {
         "paths": {"decode": 9, "mixed": 1},
         "lane": {"steps": 2, "left": {"intake": 1, "finish": 3}, "share": 0.9},
-        "probe": {},
+        "steps": {},
     }
     assert gained(before, after) == {"paths": {"decode": 4}, "lane": {"steps": 0, "left": {"finish": 3}}}
     assert gained({}, {"paths": {}}) == {}
@@ -129,7 +129,7 @@ def test_turns_within_a_wave_give_every_mode_its_samples(tmp_path: Path) -> None
         def wave(self, input_ids: list[list[int]], output_tokens: int) -> Wave:
             found = super().wave(input_ids, output_tokens)
             for mode in STEP_US:
-                self.probe[mode] = self.probe[self.mode]
+                self.samples[mode] = self.samples[self.mode]
             return found
 
     plan = Plan(PLAN.modes, repeats=1, warmup=1, turns=2, floors=0)

@@ -136,7 +136,7 @@ class Turning(FloorServer):
 
     def wave(self, input_ids: list[list[int]], output_tokens: int) -> Wave:
         found = super().wave(input_ids, output_tokens)
-        self.probe = {mode: self.probe[self.mode] for mode in PLAN.modes}
+        self.samples = {mode: self.samples[self.mode] for mode in PLAN.modes}
         return found
 
 

@@ -16,7 +16,7 @@ from zos_sglang import __version__, launch_server
 from zos_sglang.launch_server import prepare, split
 from zos_sglang.settings import Settings, SettingsError, flag_name
 from zos_sglang.upstream import preflight, versions
-from zos_sglang.upstream.preflight import PreflightError, check_arguments, check_plugin
+from zos_sglang.upstream.preflight import PreflightError, check_arguments, check_plugin, check_trace
 
 NOWHERE = "/no/such/model"
 
@@ -67,9 +67,9 @@ def fails(argv, capsys):
 
 def test_our_flags_are_taken_out_and_sglangs_stay_in_order():
     flags, rest = split(
-        ["--model-path", "m", "--zos-mode", "sync", "--zos-probe", "--tp", "2", "--zos-wait=spin"]
+        ["--model-path", "m", "--zos-mode", "sync", "--zos-record", "--tp", "2", "--zos-wait=spin"]
     )
-    assert flags == {"mode": "sync", "probe": "1", "wait": "spin"}
+    assert flags == {"mode": "sync", "record": "1", "wait": "spin"}
     assert rest == ["--model-path", "m", "--tp", "2"]
 
 
@@ -98,9 +98,9 @@ def test_the_launcher_defaults_to_resident_and_tells_child_processes(no_server, 
 
 
 def test_a_flag_beats_the_environment_for_child_processes(no_server, free_port):
-    launch_server.os.environ.update(ZOS_MODE="overlap", ZOS_PROBE="1")
+    launch_server.os.environ.update(ZOS_MODE="overlap", ZOS_STRICT="1")
     argv = ["--model-path", "org/model", "--port", str(free_port)]
-    assert launch_server.main([*argv, "--zos-mode", "off", "--zos-probe", "0"]) == 0
+    assert launch_server.main([*argv, "--zos-mode", "off", "--zos-strict", "0"]) == 0
     ours = {k: v for k, v in launch_server.os.environ.items() if k.startswith("ZOS_")}
     assert ours == {"ZOS_MODE": "off"}
     assert no_server == [argv]
@@ -109,11 +109,11 @@ def test_a_flag_beats_the_environment_for_child_processes(no_server, free_port):
 def test_a_config_file_holds_flags_of_both_and_the_command_line_wins(tmp_path, free_port):
     config = tmp_path / "server.yaml"
     config.write_text(
-        f"model-path: org/model\nport: {free_port}\nzos-mode: stock\nzos-probe: true\n"
+        f"model-path: org/model\nport: {free_port}\nzos-mode: stock\nzos-strict: true\n"
         "disable-radix-cache: true\n"
     )
     settings, rest = prepare(["--zos-mode", "sync", "--config", str(config)])
-    assert (settings.mode, settings.probe) == ("sync", True)
+    assert (settings.mode, settings.strict) == ("sync", True)
     assert rest == ["--model-path", "org/model", "--port", str(free_port), "--disable-radix-cache"]
 
 
@@ -194,6 +194,25 @@ def test_names_and_addresses_of_models_are_left_to_sglang(name):
 
 def test_a_model_that_is_there_passes(tmp_path):
     check_arguments(arguments(model_path=str(tmp_path)))
+
+
+def test_a_trace_that_cannot_be_written_is_told_before_the_start(tmp_path, monkeypatch):
+    check_trace(None)
+    check_trace(str(tmp_path / "trace.json"))
+    with pytest.raises(PreflightError, match=r"ZOS_TRACE=.*this is a folder"):
+        check_trace(str(tmp_path))
+    with pytest.raises(PreflightError, match=r"there is no folder .*nowhere\. Make it"):
+        check_trace(str(tmp_path / "nowhere" / "trace.json"))
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(PreflightError, match="cannot be written to"):
+        check_trace(str(tmp_path / "trace.json"))
+
+
+def test_the_launcher_refuses_a_trace_that_cannot_be_written(no_server, free_port, tmp_path, capsys):
+    argv = ["--model-path", "org/model", "--port", str(free_port)]
+    assert launch_server.main([*argv, "--zos-trace", str(tmp_path / "no" / "trace.json")]) == 2
+    assert no_server == []
+    assert "there is no folder" in capsys.readouterr().err
 
 
 def test_a_busy_port_does_not_matter_where_no_http_is_served(busy_port):

@@ -378,17 +378,6 @@ def test_the_live_switch_is_rejected_where_no_loop_of_ours_runs():
         handlers()["zos_mode"].validate("zos_mode", 1.0)
 
 
-def test_samples_are_reset_only_where_there_is_a_probe(registry):
-    reset = handlers()["zos_probe_reset"]
-    with pytest.raises(UpdateRejected, match="ZOS_PROBE=1"):
-        reset.validate("zos_probe_reset", 1)
-    done = []
-    registry.probe = SimpleNamespace(reset=lambda: done.append(1))
-    reset.validate("zos_probe_reset", 1)
-    reset.apply("zos_probe_reset", 1)
-    assert done == [1]
-
-
 def test_upstreams_handlers_stay_and_an_inert_plugin_adds_none(registry):
     assert handlers()["known"] == 1
     registry.settings = Settings()

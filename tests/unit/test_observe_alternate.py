@@ -19,13 +19,14 @@ class Server:
         self.clocks = Clocks(monkeypatch)
         self.recorder = new_recorder()
         self.rows, self.done = 16, 0
-        self.forward = 0
+        self.forward = self.burnt = 0
         self.watch: Watch = self.recorder
         self.cost = Alternation(
             self.recorder,
             self.put,
             lambda: self.rows,
             steps=steps,
+            forward_cpu=lambda: self.burnt,
             done=lambda: setattr(self, "done", self.done + 1),
             block=block,
             clock=self.clocks.thread,
@@ -37,17 +38,19 @@ class Server:
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
+            recorded = self.watch is self.recorder
             self.watch.begin()
             self.clocks.work(100_000)
-            if self.watch is self.recorder:
+            if recorded:
                 self.clocks.work(7_000)
-            self.watch.launching(None, Reason.OVERLAPPED, int(self.pending is not None), None)
+                self.recorder.launching(None, Reason.OVERLAPPED, int(self.pending is not None), None)
             self.clocks.work(self.forward)
-            self.cost.forward_cpu += self.forward
+            self.burnt += self.forward
             new: Any = result(Event(self.clocks))
-            self.watch.launched(None, new, False)
-            if self.pending is not None and self.watch is self.recorder:
-                process(self.recorder, self.pending)
+            if recorded:
+                self.recorder.launched(None, new, False)
+                if self.pending is not None:
+                    process(self.recorder, self.pending)
             self.pending = new
             self.watch.end()
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from time import perf_counter_ns as now
 from typing import Any
 
 import pytest
@@ -21,7 +22,21 @@ from zos_sglang.observe.record import Ring
 from zos_sglang.observe.recorder import Recorder
 from zos_sglang.overlap.guards import Reason
 from zos_sglang.overlap.streams import Barrier
-from zos_sglang.overlap.watch import OFF, Watch
+from zos_sglang.overlap.watch import (
+    ASKS,
+    FORWARD,
+    FORWARD_NS,
+    FORWARDED,
+    FURTHER,
+    LAUNCH,
+    OFF,
+    OUTSIDE,
+    PROCESS,
+    PROCESSED,
+    READING_NS,
+    SELECT,
+    Watch,
+)
 
 STEPS, RUNS = 500, 60
 
@@ -38,22 +53,28 @@ class Result:
 
 
 def step(watch: Watch, pending: Result, event: Event, lane: bool) -> Result:
-    watch.begin()
-    if not lane:
-        watch.selecting()
-    watch.launching(None, Reason.OVERLAPPED, 1, None if lane else pending)
-    watch.forwarding()
-    watch.forwarded()
-    watch.reading_back()
-    watch.read_back()
-    if not lane:
-        watch.barrier(Barrier.FINE)
+    """What the loop, the launcher and the lane do at their places."""
+    stamps = watch.stamps
+    if stamps is not None:
+        if not lane:
+            stamps[SELECT] = now()
+        if stamps[ASKS]:
+            watch.launching()
+        stamps[LAUNCH] = now()
+        begun = stamps[FORWARD] = now()
+        ended = stamps[FORWARDED] = now()
+        stamps[FORWARD_NS] += ended - begun
+        begun = now()
+        stamps[READING_NS] += now() - begun
     new = Result()
     new.copy_done = event
-    watch.launched(None, new, lane)
-    watch.processing(pending)
+    if stamps is not None:
+        ride, barrier = (FURTHER, None) if lane else (OUTSIDE, Barrier.FINE)
+        watch.launched(None, new, ride, Reason.OVERLAPPED, 1, barrier)
+        stamps[PROCESS] = now()
     pending.copy_done.synchronize()
-    watch.processed()
+    if stamps is not None:
+        stamps[PROCESSED] = now()
     watch.end()
     return new
 

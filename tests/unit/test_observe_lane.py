@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 from hypothesis import given
 
@@ -28,7 +26,7 @@ def watched(scenario: LaneScenario) -> tuple[LaneWorld, np.ndarray]:
     """A run, checked as without a recorder, and its records."""
     world = build(scenario)
     recorder = record_world(world)
-    forward = ForwardWatch(world.executor, "step", time.thread_time_ns)
+    forward = ForwardWatch(world.executor, "step")
     world.watch = forward.watch = recorder
     world.run().check()
     forward.remove()

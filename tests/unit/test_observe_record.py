@@ -10,49 +10,59 @@ import pytest
 from tests.unit.made_records import records, steady
 from zos_sglang.observe.columns import from_columns, to_columns
 from zos_sglang.observe.names import CODES, COLUMNS, Forward, code, word
-from zos_sglang.observe.record import COUNTS, DURATIONS, PACK, SMALL, STEP, TIMES, Ring
+from zos_sglang.observe.record import COUNTS, DURATIONS, SMALL, STEP, TIMES, Ring
 
 
-def values(step: int) -> list[int]:
-    return [step] * (len(TIMES) + len(DURATIONS) + len(COUNTS)) + [step % 200] * len(SMALL)
+def one(step: int) -> np.ndarray:
+    """A record whose fields all say which it is."""
+    long = len(TIMES) + len(DURATIONS) + len(COUNTS)
+    return np.array([(step, *[step] * long, *[step % 200] * len(SMALL))], STEP)
 
 
-def test_a_packed_record_is_a_record() -> None:
-    assert PACK.size == STEP.itemsize == 192
+def test_a_record_is_small_and_comes_back_as_it_was_written() -> None:
+    assert STEP.itemsize == 192
     ring = Ring(4)
-    ring.write([3, *range(100, 100 + len(values(0)) - len(SMALL)), *range(len(SMALL))])
+    long = len(TIMES) + len(DURATIONS) + len(COUNTS)
+    fields = (3, *range(100, 100 + long), *range(len(SMALL)))
+    ring.write(np.array([fields], STEP))
     (found,) = ring.since(2)
-    assert [int(found[name]) for name in STEP.names or ()] == [3, *range(100, 123), *range(len(SMALL))]
+    assert found.tolist() == fields
 
 
 def test_a_ring_keeps_the_last_records_in_order() -> None:
     ring = Ring(8)
     for step in range(1, 20):
-        ring.write([step, *values(step)])
+        ring.write(one(step))
     assert ring.since(0)["step"].tolist() == list(range(12, 20))
     assert ring.since(17)["step"].tolist() == [18, 19]
     assert ring.last(3)["step"].tolist() == [17, 18, 19]
     assert ring.since(19).size == 0
 
 
+def test_of_more_records_than_a_ring_holds_the_last_ones_stay() -> None:
+    ring = Ring(4)
+    ring.write(np.concatenate([one(step) for step in range(1, 11)]))
+    assert ring.since(0)["step"].tolist() == [7, 8, 9, 10] and ring.newest == 10
+
+
 def test_a_step_that_was_not_written_is_missing_not_old() -> None:
     ring = Ring(4)
     for step in (1, 2, 3, 4, 5, 7):
-        ring.write([step, *values(step)])
+        ring.write(one(step))
     assert ring.since(0)["step"].tolist() == [4, 5, 7]
 
 
 def test_records_written_out_of_order_come_in_order() -> None:
     ring = Ring(8)
     for step in (1, 3, 2):
-        ring.write([step, *values(step)])
+        ring.write(one(step))
     assert ring.since(0)["step"].tolist() == [1, 2, 3]
 
 
 def test_only_the_step_that_is_meant_is_patched() -> None:
     ring = Ring(4)
     for step in range(1, 7):
-        ring.write([step, *values(step)])
+        ring.write(one(step))
     assert ring.patch(5, "gpu", 77)
     assert not ring.patch(1, "gpu", 78)
     assert not ring.patch(0, "gpu", 79)
@@ -61,19 +71,19 @@ def test_only_the_step_that_is_meant_is_patched() -> None:
 
 def test_what_was_read_does_not_change_under_the_reader() -> None:
     ring = Ring(4)
-    ring.write([1, *values(1)])
+    ring.write(one(1))
     found = ring.since(0)
-    ring.write([5, *values(5)])
+    ring.write(one(5))
     assert found["step"].tolist() == [1]
 
 
 def test_a_cleared_ring_goes_on_numbering() -> None:
     ring = Ring(4)
     for step in (1, 2):
-        ring.write([step, *values(step)])
+        ring.write(one(step))
     ring.clear()
     assert ring.since(0).size == 0
-    ring.write([3, *values(3)])
+    ring.write(one(3))
     assert ring.since(0)["step"].tolist() == [3]
 
 

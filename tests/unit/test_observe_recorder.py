@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from tests.unit.recording import Clocks, Event, columns, launch, new_recorder, process, result
 from zos_sglang.observe.adjacent import pairs
+from zos_sglang.observe.keeper import SETTLED
 from zos_sglang.observe.names import AFTER_IDLE, DELAYED_SAMPLING, PAUSED
-from zos_sglang.observe.record import PACK, STEP, Ring
-from zos_sglang.observe.slot import FIELDS
 from zos_sglang.observe.wait import WaitClock
 from zos_sglang.overlap.guards import Reason
 from zos_sglang.overlap.watch import OFF, Watch
@@ -41,18 +40,9 @@ def steps(it: Any, clocks: Clocks, count: int) -> None:
 def test_the_recorder_and_the_null_object_are_watches() -> None:
     it: Watch = new_recorder()
     off: Watch = OFF
-    names = [name for name in vars(Watch) if not name.startswith("_")]
-    assert len(names) == 17
+    names = [name for name in vars(Watch) if not name.startswith("_") and name != "stamps"]
+    assert len(names) == 14
     assert all(callable(getattr(it, name)) and callable(getattr(off, name)) for name in names)
-
-
-def test_a_slot_writes_the_record_that_its_fields_say() -> None:
-    ring = Ring(8)
-    slot = [5, *range(1, FIELDS), None, None, False, 0]
-    ring.write(slot[:FIELDS])
-    (record,) = ring.since(0)
-    assert [int(record[name]) for name in STEP.names or ()] == [5, *range(1, FIELDS)]
-    assert ring.newest == 5 and PACK.size == STEP.itemsize
 
 
 def test_every_place_of_a_step_is_stamped_in_order(clocks: Clocks) -> None:
@@ -118,9 +108,8 @@ def test_a_result_that_is_there_before_the_next_launch_makes_that_one_cpu_bound(
     it, event = new_recorder(), Event(clocks)
     it.begin()
     first = launch(it, result(event), Reason.NOTHING_PENDING, 0)
-    it.end()
     event.ready = asked == "begin"
-    it.begin()
+    it.end()  # and the next one begins
     clocks.work(100)
     event.ready = True
     it.launching(None, Reason.OVERLAPPED, 1, first)
@@ -195,7 +184,7 @@ def test_a_wait_that_burns_the_processor_is_readback(clocks: Clocks) -> None:
 
 def test_the_wait_clock_passes_everything_on_to_its_event(clocks: Clocks) -> None:
     event = Event(clocks)
-    clock = WaitClock(event, new_recorder(), [0] * FIELDS)
+    clock = WaitClock(new_recorder(), event)
     assert clock.query() is False
     event.ready = True
     assert clock.query() is True
@@ -286,7 +275,7 @@ def step(it: Any, clocks: Clocks, kind: str, time: int) -> None:
     elif kind in ("wait", "spin"):
         event = Event(clocks, time, spins=kind == "spin")
         it.processing(None)
-        WaitClock(event, it, [0] * FIELDS).synchronize()
+        WaitClock(it, event).synchronize()
         it.processed()
     else:
         (clocks.work if kind == "work" else clocks.sleep)(time)
@@ -341,6 +330,36 @@ def test_an_iteration_without_a_launch_is_charged_to_the_result_that_it_processe
     it.end()
     found = columns(it)
     assert found["cpu"] == [130] and found["wall"] == [130]
+
+
+def test_several_results_of_one_iteration_have_their_own_times(clocks: Clocks) -> None:
+    it = new_recorder(asynchronous=False)
+    first = launch(it, result(), Reason.NOTHING_PENDING, 0)
+    it.end()
+    second = launch(it, result(), Reason.OVERLAPPED, 1)
+    it.end()
+    start = clocks.wall
+    for one, takes in ((first, 30), (second, 50)):
+        it.processing(one)
+        clocks.work(takes)
+        it.processed()
+    it.end()
+    found = columns(it)
+    assert [t - start for t in found["t_process"]] == [0, 30]
+    assert [t - start for t in found["t_output"]] == [30, 80]
+    assert found["cpu_process"] == [0, 80]  # of the last one, whose iteration it was
+
+
+def test_a_pause_takes_no_memory_however_long_it_is(clocks: Clocks) -> None:
+    it = new_recorder()
+    steps(it, clocks, 3)
+    for _ in range(10_000):
+        it.paused()
+        it.begin()
+    assert it.rows <= SETTLED and len(it.readings) <= SETTLED
+    steps(it, clocks, 3)
+    it.close()
+    assert it.ring.since(0)["step"].tolist() == [1, 2, 3, 4, 5, 6]
 
 
 # ---------------------------------------------------------------- adjacency
@@ -433,6 +452,7 @@ def test_a_result_without_an_event_gets_one_where_asked_for(clocks: Clocks) -> N
     it, event = new_recorder(), Event(clocks, 80_000)
     given = launch(it, result(), Reason.OVERLAP_OFF, 0)
     assert given.copy_done is None
+    it.end()
     it.new_event = lambda: event
     given = launch(it, result(), Reason.OVERLAP_OFF, 0)
     assert event.recorded == 1

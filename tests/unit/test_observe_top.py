@@ -20,6 +20,7 @@ from zos_sglang.observe.tools import top
 from zos_sglang.observe.tools.text import microseconds, share
 from zos_sglang.observe.tools.top_view import _track, view
 from zos_sglang.resident.account import LaneAccount
+from zos_sglang.resident.eligibility import Departure
 
 
 def server_of(made: np.ndarray, **more: Any) -> Server:
@@ -201,6 +202,21 @@ def test_the_view_names_paths_reasons_and_blocks_with_what_they_cost() -> None:
     assert "blocked: cpu-bound" in text and "250 us" in text
     assert "90.0 % of decode steps, 3 openings, 0 faults" in text
     assert "10.00 ms" in text and "100 steps/s" in text
+
+
+def test_the_lane_counts_from_poll_to_poll() -> None:
+    def polled(steps: int, decode: int, opened: int, left: dict[str, int], before: Any = None) -> Any:
+        lane = LaneAccount(opened=opened, decode_steps=decode, steps=steps)
+        lane.left.update({Departure(reason): count for reason, count in left.items()})
+        return top.measure(server_of(steady(9, gpu=10, cpu=4), lane=lane, mode="resident"), before)
+
+    first = polled(90, 100, 3, {"intake": 2, "finish": 1})
+    assert first["lane"]["of"] == "the start" and first["lane"]["share"] == 0.9
+    frame = polled(120, 160, 4, {"intake": 3, "finish": 1}, first)
+    lane = frame["lane"]
+    assert (lane["opened"], lane["steps"], lane["share"], lane["left"]) == (1, 30, 0.5, {"intake": 1})
+    assert "50.0 % of decode steps, 1 openings, 0 faults since the last poll" in drawn(frame)
+    assert "not open since the last poll" in drawn(polled(120, 160, 4, {"intake": 3, "finish": 1}, frame))
 
 
 @pytest.mark.parametrize("width", [20, 60, 200])

@@ -251,23 +251,6 @@ def test_streams_that_share_a_handle_are_warned_about(caplog):
     assert "streams share a handle: forward and copy" in caplog.text
 
 
-def test_the_probe_times_the_models_forward_until_off(monkeypatch):
-    script: Script = {1: [("submit", s) for s in specs(2)], 6: [("switch", "off")]}
-    runtime, scheduler = start(script, probe=True)
-    model = scheduler.tp_worker.model_runner.forward
-    scheduler.tp_worker.model_runner.forward = lambda batch, *info: model(batch, *info) if info else "logits"
-    reports = []
-    monkeypatch.setattr(
-        "zos_sglang.upstream.hooks.restore", lambda: reports.append(runtime.report()["probe"]) or []
-    )
-    runtime.attach(scheduler)
-    batch = SimpleNamespace(batch_size=4, forward_mode=SimpleNamespace(is_decode=lambda: True))
-    assert [scheduler.tp_worker.model_runner.forward(batch) for _ in range(3)] == ["logits"] * 3
-    assert runtime.report()["probe"]["overlap"]["4"]["steps"] == 2
-    runtime.run(stock_loop, scheduler)
-    assert reports and runtime.probe is None
-
-
 # ---------------------------------------------------------------- settings and reports
 
 
@@ -333,7 +316,7 @@ def test_the_report_says_mode_rule_streams_and_counts():
     assert report["prefill_rule"] == "first-token" and report["own_launch"] is True
     assert report["streams"] == {"schedule": 1, "forward": 2, "copy": 3}
     assert sum(report["reasons"].values()) == scheduler.serials
-    assert report["paths"]["decode"] > 0 and "probe" not in report
+    assert report["paths"]["decode"] > 0
 
 
 def test_what_is_in_flight_is_described_for_the_stall_report():

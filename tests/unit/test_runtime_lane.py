@@ -11,7 +11,6 @@ from sglang.srt.managers.scheduler_components.internal_state import UpdateReject
 
 from tests.unit.fake_scheduler import Script
 from tests.unit.test_runtime import assert_right, over_the_virtual_gpu, specs, start, stock_loop
-from zos_sglang.observe.probe import StepProbe
 from zos_sglang.settings import Settings
 from zos_sglang.upstream import entry, lane_build
 from zos_sglang.upstream.entry import MOST_REPLAYS
@@ -58,7 +57,7 @@ def test_the_lane_gets_settings_and_account_and_the_port_its_results(monkeypatch
     assert runtime._build_lane("parts") is lane
     assert calls == [("parts", runtime.settings, runtime.lane_account)]
     assert runtime._launcher.port.lane_results == "results"
-    assert lane.executor.step is step, "without a probe nothing is wrapped"
+    assert lane.executor.step is step, "where nobody records nothing is wrapped"
 
 
 def test_launches_that_go_through_upstream_leave_no_room_for_a_lane(monkeypatch: Any) -> None:
@@ -89,21 +88,17 @@ def test_a_fault_while_building_is_logged_and_counted(
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-def test_steps_of_graphs_are_timed_by_the_probe(graphs: bool, monkeypatch: Any) -> None:
-    """Eager ones go through the runner's forward, which the probe wraps already."""
+def test_steps_of_graphs_are_watched_by_themselves(graphs: bool, monkeypatch: Any) -> None:
+    """Eager ones go through the runner's forward, which is watched already."""
     runtime = runtime_with()
-    runtime.mode, runtime.probe = "resident", StepProbe(lambda: runtime.mode)
+    placed: list[Any] = []
+    runtime.observation = SimpleNamespace(
+        place=lambda *given: None, place_forward=lambda *given: placed.append(given)
+    )
     lane = SimpleNamespace(executor=executor(graphs))
     built_by(monkeypatch, (lane, "results"))
     runtime._build_lane("parts")
-    for _ in range(3):
-        lane.executor.step()
-    assert lane.executor.ran == ["step"] * 3
-    report = runtime.probe.report()
-    if graphs:
-        assert report["resident"]["3"]["steps"] == 2
-    else:
-        assert report == {}
+    assert placed == ([("lane step", lane.executor, "step")] if graphs else [])
 
 
 def test_mode_resident_without_a_lane_is_mode_overlap(

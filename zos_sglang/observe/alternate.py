@@ -32,17 +32,22 @@ class Blind(Off):
 class Alternation:
     """Swaps a recorder in and out every `block` steps, and compares the thread's CPU time.
 
-    Blocks in which the batch changed, or which an idle server interrupted, do not count. Empty calls at the
-    places of recording are made in both kinds of blocks, and so is the count of steps: neither is part of the
-    difference (together under half a microsecond).
+    Blocks in which the batch changed, or which an idle server interrupted, do not count. A look at whether
+    somebody records is taken in both kinds of blocks, and so is the count of steps: neither is part of the
+    difference (together under half a microsecond). Nor is what is done for many steps at a time, which is
+    done between two blocks and given apart.
 
     Args:
         recorder: the one to be measured; in its place when this begins.
         put: puts something in the recorder's place.
         batch: what must stay the same for a block to count: mode and number of rows.
         steps: how many steps to run for.
+        forward_cpu: CPU time, ns, that the model's forward took so far on a device that computes in this
+            thread; it is not the scheduler's.
         done: called at the end, with the recorder back in its place.
-        block: steps a block.
+        block: steps a block: those from one line of SGLang's log to the next (`--decode-log-interval`), so
+            that each block has one. With other sizes the lines, 0.5 ms each, fall into blocks of one kind
+            and then of the other, and the median is of this rather than of recording.
     """
 
     def __init__(
@@ -52,15 +57,15 @@ class Alternation:
         batch: Callable[[], Any],
         *,
         steps: int,
+        forward_cpu: Callable[[], int] = lambda: 0,
         done: Callable[[], None] = lambda: None,
-        block: int = 16,
+        block: int = 40,
         clock: Callable[[], int] = thread_time_ns,
     ) -> None:
         self.recorder, self.put, self.batch, self.done = recorder, put, batch, done
         self.block, self.clock = block, clock
         self.left = steps
-        #: CPU time of the model's forward on a device that computes in this thread; its caller adds it.
-        self.forward_cpu = 0
+        self.forward_cpu = forward_cpu
         self._blind = Blind(self)
         self._on = True
         self._pairs: list[tuple[float, float]] = []
@@ -72,7 +77,7 @@ class Alternation:
     def _open(self) -> None:
         self._count, self._spoiled = 0, False
         self._batch = self.batch()
-        self._forward_from = self.forward_cpu
+        self._forward_from = self.forward_cpu()
         self._from = self.clock()
 
     def spoil(self) -> None:
@@ -88,7 +93,7 @@ class Alternation:
             self._close()
 
     def _close(self) -> None:
-        cpu = self.clock() - self._from - (self.forward_cpu - self._forward_from)
+        cpu = self.clock() - self._from - (self.forward_cpu() - self._forward_from)
         good = not self._spoiled and self.batch() == self._batch
         self._take(cpu / self._count / 1000 if good else None)
         self.left -= self._count
@@ -99,6 +104,8 @@ class Alternation:
         if self._on:
             self.recorder.restart()
         self.put(self.recorder if self._on else self._blind)
+        if not self._on and self.recorder.room < self.block:
+            self.recorder.settle_now()
         self._open()
 
     def _take(self, microseconds: float | None) -> None:

@@ -1,24 +1,26 @@
-"""Keeps records and hands complete ones on."""
+"""Makes records of what was stamped, keeps them, and hands complete ones on."""
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns as now
 
 import numpy as np
 
+from zos_sglang.observe import complete
 from zos_sglang.observe.gpu_clock import GpuClock
 from zos_sglang.observe.record import Ring
-from zos_sglang.observe.slot import FIELDS, STEP_NUMBER, Slot, complete, give_up
-from zos_sglang.observe.split import Iteration, charge
+from zos_sglang.observe.split import charge
+from zos_sglang.observe.tape import blank, rows_of
 from zos_sglang.observe.totals import Totals
+from zos_sglang.observe.wait import WaitClock
 
 #: Records are handed on when so many wait; where somebody takes them, also when so much time has passed (ns).
 DUE, DUE_NS, NEVER_NS = 1024, 1_000_000_000, 1 << 62
-#: Iterations between two looks at what was stamped. Python that runs once a step finds the processor's
-#: caches filled by the model, and takes five times as long as in a row.
-SETTLED = 64
+#: Rows between two looks at them: enough for what a look costs by itself to be little a step.
+SETTLED = 128
 
 
 class Keeper:
@@ -30,9 +32,11 @@ class Keeper:
         asynchronous: whether a launch returns before its result is there.
     """
 
+    # Slots, not a dict: with this many fields an attribute costs half.
     __slots__ = (
-        *("ring", "gpu", "asynchronous", "totals", "sinks", "due", "due_at", "flush_ns"),
-        *("open", "processed_slots", "iterations", "readings", "_flushed", "_unflushed"),
+        *("ring", "gpu", "asynchronous", "totals", "sinks", "due_at", "flush_ns", "launches", "open"),
+        *("unseen", "rows", "more_results", "readings", "stamps", "_pool", "_blank", "_due", "_full"),
+        *("_incomplete", "_before", "_flushed", "_unflushed"),
     )
 
     def __init__(self, ring: Ring, gpu: GpuClock | None, asynchronous: bool) -> None:
@@ -44,51 +48,95 @@ class Keeper:
         self.due_at = 0
         #: Thread CPU spent on settling and handing on, ns.
         self.flush_ns = 0
-        #: Launched, not processed; and processed, not written.
-        self.open: deque[Slot] = deque()
-        self.processed_slots: list[Slot] = []
-        #: Ended, not charged; and what the thread burnt until the end of so many of them.
-        self.iterations: list[Iteration] = []
+        self.launches = 0
+        #: The last launches, not processed: what waits for their results, if anything does.
+        self.open: deque[WaitClock | None] = deque()
+        #: Numbers of launches that nobody of ours processed or will process.
+        self.unseen: list[int] = []
+        #: Rows of iterations: the first `rows` of them have ended and were not looked at; the next one is of
+        #: the iteration under way.
+        self._blank = blank(asks=asynchronous, detail=False)
+        self._pool = [self._blank[:] for _ in range(SETTLED + 1)]
+        self.rows = 0
+        self.stamps: array[int] = self._pool[0]
+        #: Of iterations that processed several results: rows with all but the last one.
+        self.more_results: list[array[int]] = []
+        #: What the thread burnt until the end of so many rows, since the reading before.
         self.readings: list[tuple[int, int]] = []
+        #: Steps of before the tape whose result was not processed; and the last complete one.
+        self._incomplete, self._before = complete.NONE, complete.NOTHING
         self._flushed = self._unflushed = 0
 
+    @property
+    def due(self) -> int:
+        """So many complete records are handed on, also before a second has passed."""
+        return self._due
+
+    @due.setter
+    def due(self, steps: int) -> None:
+        self._due = steps
+        #: As many rows are looked at.
+        self._full = min(steps, SETTLED)
+
+    @property
+    def room(self) -> int:
+        """Rows until they are looked at."""
+        return self._full - self.rows
+
     def settle(self) -> None:
-        """Write what is complete. The last iteration has its reading of the thread clock."""
-        begin, done = 0, self.processed_slots
-        try:
-            for end, cpu in self.readings:
-                charge(self.iterations[begin:end], cpu, self.asynchronous)
-                begin = end
-            for slot in done:
-                complete(slot, self.asynchronous)
-                self.ring.write(slot[:FIELDS])
-            self._unflushed += len(done)
-        finally:
-            # What cannot be recorded once cannot be recorded later either.
-            self.iterations.clear()
-            self.readings.clear()
-            done.clear()
+        """Write what is complete. The last row has its reading of the thread clock."""
+        ended, readings, unseen = self._pool[: self.rows], self.readings, self.unseen
+        rows, results = rows_of(ended), rows_of((*self.more_results, *ended))
+        # What cannot be recorded once cannot be recorded later either.
+        self.readings, self.unseen = [], []
+        self.more_results.clear()
+        for row in ended:
+            row[:] = self._blank
+        self._pool[0], self._pool[self.rows] = self.stamps, self._pool[0]
+        self.rows = 0
+        if len(rows) or unseen:
+            self._settle_rows(rows, results, readings, unseen)
         if self.gpu is not None and self.gpu.under_way:
             self.gpu.collect(self.ring)
 
+    def _settle_rows(
+        self, rows: np.ndarray, results: np.ndarray, readings: list[tuple[int, int]], unseen: list[int]
+    ) -> None:
+        steps = complete.launched(rows, self.asynchronous)
+        if len(self._incomplete):
+            steps, self._incomplete = np.concatenate((self._incomplete, steps)), complete.NONE
+        if len(rows):
+            complete.charged(steps, rows, charge(rows, readings, self.asynchronous))
+        done = complete.processed(steps, results, unseen, self.asynchronous)
+        self._incomplete = steps[~done]
+        steps = steps[done]
+        if len(steps):
+            complete.judged(steps, self._before)
+            self._before = steps[-1:]
+            self.ring.write(complete.records(steps))
+            self._unflushed += len(steps)
+
     def is_due(self, t: int) -> bool:
         """Whether records are to be handed on at time `t`."""
-        return self._unflushed >= self.due or t >= self.due_at
+        return self._unflushed >= self._due or t >= self.due_at
+
+    @property
+    def oldest_open(self) -> int:
+        """Number of the oldest launch whose result was not processed; the next launch's if there is none."""
+        return self.launches - len(self.open) + 1
 
     def give_up_oldest(self) -> None:
         """The oldest open launch was processed by somebody else, or never will be."""
-        slot = self.open.popleft()
-        give_up(slot)
-        self.processed_slots.append(slot)
+        self.unseen.append(self.oldest_open)
+        self.open.popleft()
 
     def hand_on(self) -> None:
         """Hand complete records on, up to the first incomplete one: nobody sees them out of order."""
         records = self.ring.since(self._flushed)
-        limits = [slot[STEP_NUMBER] for slot in self.open]
+        limit = self.oldest_open
         if self.gpu is not None and (oldest := self.gpu.oldest()) is not None:
-            limits.append(oldest)
-        if limits:
-            records = records[records["step"] < min(limits)]
+            limit = min(limit, oldest)
+        records = records[records["step"] < limit]
         if len(records):
             self._flushed = int(records["step"][-1])
             self.totals.add(records)

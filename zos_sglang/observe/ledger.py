@@ -1,4 +1,4 @@
-"""Whose time an iteration was, and when records are made: what a recorder does between its stamps."""
+"""Iterations and the thread clock, and when records are made: what a recorder does at a step's edges."""
 
 from __future__ import annotations
 
@@ -7,10 +7,27 @@ from collections.abc import Callable
 from time import perf_counter_ns as now
 from time import thread_time_ns
 
+from zos_sglang.observe.complete import AT_BEGIN
 from zos_sglang.observe.gpu_clock import GpuClock
 from zos_sglang.observe.keeper import SETTLED, Keeper
 from zos_sglang.observe.record import Ring
-from zos_sglang.observe.slot import CPU_FORWARD, FIELDS, WALL, Slot
+from zos_sglang.observe.split import wall_of
+from zos_sglang.observe.tape import (
+    BEGIN,
+    BY_CLOCK,
+    END,
+    EXCLUDED,
+    NOBODYS,
+    PROCESS_NS,
+    READY,
+    RESULT,
+    SAMPLED,
+    T_READY,
+    WAIT,
+    rows_of,
+)
+from zos_sglang.observe.wait import WaitClock
+from zos_sglang.overlap.watch import PROCESS, PROCESSED
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +43,9 @@ class Ledger(Keeper):
         on_fault: called when recording fails; is to put something else in this one's place.
     """
 
-    # Slots, not a dict: with this many fields an attribute costs half.
     __slots__ = (
-        *("on_fault", "faults", "after", "detail", "waited", "cpu_waited", "_reading", "_process"),
-        *("_depends", "_forward", "_cpu_forward", "_t_select", "_t_launch", "_t_forward", "_t_forwarding"),
-        *("_t_forwarded", "_t_process", "_t_reading", "_t_depends", "_waited_before", "_read_before"),
-        *("_armed", "_flags", "_fresh", "_from", "_cpu", "_slot", "_last", "_left", "_carried"),
+        *("on_fault", "faults", "after", "_detail", "_flags", "_fresh", "_cpu", "_stop"),
+        *("_armed", "_unknown", "_newest"),
     )
 
     def __init__(
@@ -42,31 +56,100 @@ class Ledger(Keeper):
         self.faults = 0
         #: Called at the end of every iteration.
         self.after: Callable[[], None] | None = None
-        #: Whether the thread clock is read at every iteration, and at the edges of forwards and waits.
-        self.detail = False
+        self._detail = False
         self._flags = 0
         self.clear()
 
     def clear(self) -> None:
         """Nothing was stamped yet; what has no reading of the clock never gets one."""
-        del self.iterations[self.readings[-1][0] if self.readings else 0 :]
-        #: Launched in this iteration; else the last one processed in it.
-        self._slot: Slot | None = None
-        self._last: Slot | None = None
-        #: Time of the iteration under way that has been charged already.
-        self._carried: Slot | None = None
+        if self.rows > (self.readings[-1][0] if self.readings else 0):
+            self.readings.append((self.rows, 0))
+        self.stamps[:] = self._blank
         self._armed = False
-        self._t_select = self._t_launch = self._t_forward = self._t_forwarding = self._t_forwarded = 0
-        self._t_process = self._t_reading = self._t_depends = self._waited_before = self._read_before = 0
-        self._reading = self._process = self._depends = self._forward = self._cpu_forward = 0
-        self.waited = self.cpu_waited = self._from = self._cpu = 0
-        self._left = CLOCKED
+        self._newest: WaitClock | None = None
+        #: Results that are pending from before this watched.
+        self._unknown = 0
+        self._cpu = 0
+        self._next_reading()
         self._fresh = True
 
     @property
     def interrupted(self) -> bool:
         """Whether the server was idle or paused since the last launch."""
         return self._flags != 0
+
+    @property
+    def detail(self) -> bool:
+        """Whether the thread clock is read at every iteration, and at the edges of forwards and waits."""
+        return self._detail
+
+    @detail.setter
+    def detail(self, on: bool) -> None:
+        if on == self._detail:
+            return
+        # An iteration whose forward was clocked has a reading of its own.
+        if not self._fresh:
+            self._read_clock_within()
+        self._detail = on
+        self._next_reading()
+        self._blank[SAMPLED] = BY_CLOCK * on
+        for row in self._pool[self.rows :]:
+            row[SAMPLED] = row[SAMPLED] & ~BY_CLOCK | BY_CLOCK * on
+
+    # ------------------------------------------------------------ an iteration
+
+    def begin(self) -> None:
+        if self._fresh:
+            self._fresh = False
+            self._cpu = thread_time_ns()
+            self.stamps[BEGIN] = now()
+
+    def end(self) -> None:
+        t = now()
+        if self._fresh:
+            self.begin()
+        else:
+            # As `end_iteration`; calls cost as much again.
+            stamps = self.stamps
+            if stamps[PROCESS] and not stamps[RESULT]:
+                if self.open and not self._unknown and self.open[0] is None:
+                    stamps[RESULT] = self.launches - len(self.open) + 1
+                    self.open.popleft()
+                else:
+                    self.find_result()
+            stamps[END] = t
+            self.rows = rows = self.rows + 1
+            stamps = self.stamps = self._pool[rows]
+            stamps[BEGIN] = t
+            if rows >= self._stop:
+                self._read_clock()
+        if self.rows >= self._full or t >= self.due_at:
+            self.settle_now()
+        if self.asynchronous:
+            self._ask(AT_BEGIN)
+        if self.after is not None:
+            self.after()
+
+    def end_iteration(self, t: int) -> None:
+        stamps = self.stamps
+        if stamps[PROCESS] and not stamps[RESULT]:
+            self.find_result()
+        stamps[END] = t
+        self.rows += 1
+        self.stamps = self._pool[self.rows]
+        self.stamps[BEGIN] = t
+
+    def find_result(self) -> None:
+        """Whose result it was that was processed: results are processed in the order of their launches."""
+        stamps = self.stamps
+        if self._unknown or not self.open:
+            self._unknown = max(self._unknown - 1, 0)
+            stamps[RESULT] = NOBODYS
+            return
+        stamps[RESULT] = self.launches - len(self.open) + 1
+        clock = self.open.popleft()
+        if clock is not None:
+            stamps[READY], stamps[T_READY], stamps[WAIT] = clock.ready, clock.t_ready, clock.waited
 
     def cut(self) -> None:
         """Whatever the thread does until the next begin belongs to no step."""
@@ -75,82 +158,68 @@ class Ledger(Keeper):
         self.end_iteration(now())
         self._read_clock()
         self._fresh = True
-        if self.due < SETTLED and self.processed_slots:
-            self._settle(now(), all_of_it=True)  # somebody wants records soon
+        if self._full < SETTLED or self.rows >= SETTLED:
+            self.settle_now(all_of_it=True)  # somebody wants records soon
 
-    def end(self) -> None:
-        t = now()
-        if not self._fresh:
-            self.end_iteration(t)
-        if len(self.iterations) >= SETTLED or len(self.processed_slots) >= self.due or t >= self.due_at:
-            self._settle(t)
-        if self.after is not None:
-            self.after()
-
-    def end_iteration(self, t: int) -> None:
-        # Nothing was launched: what this iteration took was for the result that it processed.
-        slot = self._slot or self._last
-        self._slot = self._last = None
-        if self._carried is not None and slot is not None:
-            for place in range(WALL, CPU_FORWARD + 1):
-                slot[place] += self._carried[place]
-            self._carried = None
-        self._charge(slot, t)
-        self._t_select = self._t_launch = self._t_forward = self._t_forwarded = 0
-        self._left -= 1
-        if self._left <= 0 or self.detail:
-            self._read_clock()
-
-    def _charge(self, slot: Slot | None, t: int) -> None:
-        """What was stamped until `t` was for this slot."""
-        forward, waited = (self._cpu_forward, self.cpu_waited) if self.detail else (-1, -1)
-        self.iterations.append(
-            (
-                *(slot, t - self._from, self.waited, self._reading, self._process, self._depends),
-                *(self._forward, forward, waited),
-            )
-        )
-        self._from = t
-        self._reading = self._process = self._depends = self._forward = 0
-        self.waited = self.cpu_waited = self._cpu_forward = 0
+    # ------------------------------------------------------------ the thread clock
 
     def _read_clock(self) -> None:
-        self._left = CLOCKED
         cpu = thread_time_ns()
-        self.readings.append((len(self.iterations), cpu - self._cpu))
+        self.readings.append((self.rows, cpu - self._cpu))
         self._cpu = cpu
+        self._next_reading()
 
-    def _settle(self, t: int, *, all_of_it: bool = False) -> None:
-        """Between two iterations. What it takes is nobody's step."""
+    def _next_reading(self) -> None:
+        """When the clock is to be read again, by number of rows."""
+        self._stop = self.rows + (0 if self._detail else CLOCKED)
+
+    def _read_clock_within(self) -> None:
+        """Give the iterations that have ended their part; the one under way keeps its own, by wall time."""
+        rows = rows_of(self._pool[self.readings[-1][0] if self.readings else 0 : self.rows])
+        if not len(rows):
+            return
+        ended = int(wall_of(rows).sum())
+        under_way = now() - self.stamps[BEGIN] - self.stamps[EXCLUDED]
+        burnt = thread_time_ns() - self._cpu
+        part = burnt * ended // (ended + under_way) if ended else 0
+        self.readings.append((self.rows, part))
+        self._cpu += part
+        self._next_reading()
+
+    # ------------------------------------------------------------ records
+
+    def settle_now(self, *, all_of_it: bool = False) -> None:
+        """Make records of the rows that have ended. Between iterations; what it takes is nobody's step."""
         try:
-            if not self.readings or self.readings[-1][0] < len(self.iterations):
+            if not self.readings or self.readings[-1][0] < self.rows:
                 self._read_clock()
             self.settle()
-            if all_of_it or self.is_due(t):
+            if all_of_it or self.is_due(now()):
                 self.hand_on()
         except Exception:
             self.fault()
         cpu = thread_time_ns()
         # The reading was taken before; a step of a loop that goes on is not charged with this.
         self.flush_ns += cpu - self._cpu
-        self._cpu, self._from = cpu, now()
+        self._cpu, self.stamps[BEGIN] = cpu, now()
+        self._next_reading()
 
     def flush(self) -> None:
         """Hand on all that is complete. At any time, also within an iteration, which then goes on."""
-        begun = now()
+        begun, cpu = now(), thread_time_ns()
         if not self._fresh:
-            carried = self._carried = self._carried or [0] * FIELDS
-            self._charge(carried, begun)
-            self._read_clock()
+            self._read_clock_within()
         self.settle()
         self.hand_on()
         if not self._fresh:
-            cpu = thread_time_ns()
-            self.flush_ns += cpu - self._cpu
-            self._cpu = cpu
-            # A stretch that is open goes on from here.
-            self._from = self._t_process = self._t_reading = self._t_depends = self._t_forwarding = now()
-            self._waited_before = self._read_before = 0
+            took = thread_time_ns() - cpu
+            self.flush_ns += took
+            self._cpu += took
+            stamps, wall = self.stamps, now() - begun
+            stamps[EXCLUDED] += wall
+            if stamps[PROCESS] and not stamps[PROCESSED]:
+                stamps[PROCESS_NS] -= wall
+        self._next_reading()
 
     def reset(self) -> None:
         """Forget all records; totals and numbering go on."""
@@ -159,17 +228,22 @@ class Ledger(Keeper):
 
     def close(self) -> None:
         """Write what is under way, as far as it is known, and hand it on."""
+        self.cut()
         while self.open:
             self.give_up_oldest()
-        self.cut()
         self.settle()
         if self.gpu is not None:
             self.gpu.under_way.clear()
         self.hand_on()
 
-    def _try(self, action: Callable[[], None]) -> None:
+    def _ask(self, when: int) -> None:
+        """Is the newest result there already?"""
+        clock = self._newest
+        if clock is None or clock.ready or clock.event is None:
+            return
         try:
-            action()
+            if clock.event.query():
+                clock.ready, clock.t_ready = when, now()
         except Exception:
             self.fault()
 

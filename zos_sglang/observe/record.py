@@ -6,9 +6,6 @@ known is -1.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
-
 import numpy as np
 
 #: Points in time. begin of the iteration; selection begins (intake is done); the launch begins; the model's
@@ -43,10 +40,8 @@ STEP = np.dtype(
     + [(name, "u1") for name in SMALL]
 )
 
-#: The same layout for `struct`: packing a record is a third of the cost of a numpy assignment.
-PACK = struct.Struct(f"<{1 + len(TIMES) + len(DURATIONS)}q{len(COUNTS)}i{len(SMALL)}B")
-
-_SIZE = STEP.itemsize
+#: A record as one piece: numpy copies the fields of records one by one.
+_WHOLE = np.dtype((np.void, STEP.itemsize))
 
 #: Steps that a ring keeps.
 KEPT = 4096
@@ -61,16 +56,17 @@ class Ring:
 
     def __init__(self, size: int = KEPT) -> None:
         self.size = size
-        self._bytes = bytearray(size * STEP.itemsize)
-        self._rows = np.frombuffer(self._bytes, STEP)
+        self._rows = np.zeros(size, STEP)
+        self._whole = self._rows.view(_WHOLE)
         #: The newest step written; steps are numbered from 1.
         self.newest = 0
 
-    def write(self, fields: Sequence[int]) -> None:
-        """Put down a record; `fields` are all of `STEP`, in order, its number first."""
-        step = fields[0]
-        PACK.pack_into(self._bytes, (step % self.size) * _SIZE, *fields)
-        self.newest = max(self.newest, step)
+    def write(self, records: np.ndarray) -> None:
+        """Put down records of dtype `STEP`, in order; of more than there is room for, the last ones."""
+        if len(records):
+            records = records[-self.size :]
+            self._whole[records["step"] % self.size] = records.view(_WHOLE)
+            self.newest = max(self.newest, int(records["step"][-1]))
 
     def patch(self, step: int, field: str, value: int) -> bool:
         """Change one field of a record that is still there; False if it is not."""
@@ -84,7 +80,7 @@ class Ring:
         """A copy of the records after `step`, in order; those that the ring has lost are missing."""
         first = max(step + 1, self.newest - self.size + 1, 1)
         places = np.arange(first, self.newest + 1)
-        found = self._rows[places % self.size]
+        found = self._whole[places % self.size].view(STEP)
         # Steps are written when their result is processed; a place may still hold an older one.
         return found[found["step"] == places]
 

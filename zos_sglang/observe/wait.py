@@ -5,13 +5,16 @@ from __future__ import annotations
 from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
-from zos_sglang.observe.slot import AT_PROCESS, READY, T_READY, WAIT, WAITED, Slot
+from zos_sglang.observe.complete import AT_PROCESS, WAITED
+from zos_sglang.observe.tape import CPU_WAITED, WAITED_THERE
+from zos_sglang.observe.tape import WAITED as WAITED_NS
+from zos_sglang.overlap.watch import PROCESS, PROCESSED
 
 if TYPE_CHECKING:
     from zos_sglang.observe.recorder import Recorder
 
 #: A wait shorter than this (ns) is none: the result was there, the call itself takes as long.
-WAITED_NS = 20_000
+LEAST_NS = 20_000
 
 
 class WaitClock:
@@ -20,31 +23,36 @@ class WaitClock:
     A new one for each launch: an event must never be mistaken for a later one, however long its result lives.
     """
 
-    __slots__ = ("event", "recorder", "slot")
+    __slots__ = ("event", "ready", "recorder", "t_ready", "waited")
 
-    def __init__(self, event: Any, recorder: Recorder, slot: Slot) -> None:
-        self.event = event
+    def __init__(self, recorder: Recorder, event: Any = None) -> None:
         self.recorder = recorder
-        self.slot = slot
+        #: None: there is nothing yet that stands for the result.
+        self.event = event
+        #: How the result was known to be there, and when (0: not known); how long it was waited for. In ns.
+        self.ready = self.t_ready = self.waited = 0
 
     def synchronize(self) -> None:
-        recorder, slot = self.recorder, self.slot
+        recorder = self.recorder
+        stamps = recorder.stamps
         if recorder.detail:
             cpu = thread_time_ns()
             begun = perf_counter_ns()
             self.event.synchronize()
             ended = perf_counter_ns()
-            recorder.cpu_waited += thread_time_ns() - cpu
+            stamps[CPU_WAITED] += thread_time_ns() - cpu
         else:
             begun = perf_counter_ns()
             self.event.synchronize()
             ended = perf_counter_ns()
         waited = ended - begun
-        recorder.waited += waited
-        slot[WAIT] += waited
-        if not slot[READY]:
-            slot[READY] = WAITED if waited >= WAITED_NS else AT_PROCESS
-            slot[T_READY] = ended
+        stamps[WAITED_NS] += waited
+        if stamps[PROCESS] and not stamps[PROCESSED]:
+            stamps[WAITED_THERE] += waited
+        self.waited += waited
+        if not self.ready:
+            self.ready = WAITED if waited >= LEAST_NS else AT_PROCESS
+            self.t_ready = ended
 
     def query(self) -> bool:
         done: bool = self.event.query()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from enum import Enum
+from time import perf_counter_ns as now
 from typing import Any
 
 from zos_sglang.overlap.account import Account
@@ -19,7 +20,18 @@ from zos_sglang.overlap.launch import Launcher
 from zos_sglang.overlap.protocols import Batch, Decisions, Lane, SchedulerPort
 from zos_sglang.overlap.result_queue import ResultQueue
 from zos_sglang.overlap.streams import Barrier
-from zos_sglang.overlap.watch import OFF, Watch
+from zos_sglang.overlap.watch import (
+    ASKS,
+    FURTHER,
+    LAUNCH,
+    OFF,
+    OPENING,
+    OUTSIDE,
+    PROCESS,
+    PROCESSED,
+    SELECT,
+    Watch,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +100,8 @@ class EventLoop:
         has happened; the mode that follows begins with its selection (`skip_intake`).
         """
         port, lane = self.port, self.lane
+        self.watch.begin()
         while not port.exiting():
-            self.watch.begin()
             if lane is not None and lane.is_open:
                 if self._ride(lane):
                     self.beat += 1
@@ -104,6 +116,7 @@ class EventLoop:
                 if self.ranks is not None:
                     self.ranks.resting("paused")
                 port.note_paused()
+                self.watch.begin()
             else:
                 # Between intakes a last batch always has its result in the queue, also in mode `sync`:
                 # upstream's pause takes it from there.
@@ -131,7 +144,7 @@ class EventLoop:
             return False
         self.launches += 1
         self.account.decided(self.launches, Reason.OVERLAPPED)
-        self._queue(batch, result, True)
+        self._queue(batch, result, FURTHER, Reason.OVERLAPPED)
         self.process_down_to(1)
         lane.settle()
         self.port.end_of_step()
@@ -142,14 +155,17 @@ class EventLoop:
         """Select, decide, launch, process. Returns the batch that is now in flight, or None."""
         port = self.port
         self.phase = "select"
-        self.watch.selecting()
+        watch = self.watch
+        stamps = watch.stamps
+        if stamps is not None:
+            stamps[SELECT] = now()
         batch: Batch | None = port.select()
         if batch is None:
             port.note_no_batch()
             if self.ranks is not None:
                 self.ranks.resting("idle")
             self.process_down_to(0)
-            self.watch.idle()
+            watch.idle()
             if last is None:
                 self.phase = "idle"
                 port.idle()
@@ -161,9 +177,11 @@ class EventLoop:
             if not decision.overlap:
                 self.process_down_to(0)
                 port.between()
-            queue = self.queue
-            self.watch.launching(batch, decision.reason, len(queue), queue[0][1] if queue else None)
-            result = self._launch(batch)
+            if stamps is not None:
+                if stamps[ASKS]:
+                    watch.launching()
+                stamps[LAUNCH] = now()
+            result = self._launch(batch, decision.reason)
             self.process_down_to(1)
             port.settled()
             if self._barrier_owed:
@@ -178,10 +196,14 @@ class EventLoop:
         while len(self.queue) > left:
             self.phase = "process"
             batch, result = self.queue.popleft()
-            watch = self.watch
-            watch.processing(result)
+            stamps = self.watch.stamps
+            if stamps is not None:
+                if stamps[PROCESS]:
+                    self.watch.again()
+                stamps[PROCESS] = now()
             self.port.process(batch, result)
-            watch.processed()
+            if stamps is not None:
+                stamps[PROCESSED] = now()
             if self.ranks is not None:
                 self.ranks.processed(result)
 
@@ -199,24 +221,26 @@ class EventLoop:
         self.account.decided(self.launches, decision.reason)
         return decision
 
-    def _launch(self, batch: Batch) -> Any:
+    def _launch(self, batch: Batch, reason: Reason) -> Any:
         self.phase = "launch"
         result = None
         if self.lane is not None:
             result = self.lane.enter(batch, self.queue[0][0] if self.queue else None)
-        resident = result is not None
-        if result is None:
+        if result is not None:
+            self._queue(batch, result, OPENING, reason)
+        else:
             launcher = self.launcher
             result = launcher.launch(batch)
             read_done = launcher.device.take_read_done()
             barrier = launcher.streams.war_barrier(read_done, defer_coarse=self.late_barrier)
             self._barrier_owed = self.late_barrier and barrier is Barrier.COARSE
             self.account.passed(barrier.value)
-            self.watch.barrier(barrier)
-        self._queue(batch, result, resident)
+            self._queue(batch, result, OUTSIDE, reason, barrier)
         return result
 
-    def _queue(self, batch: Batch, result: Any, resident: bool) -> None:
-        self.watch.launched(batch, result, resident)
+    def _queue(self, batch: Batch, result: Any, ride: int, reason: Reason, barrier: Any = None) -> None:
+        watch = self.watch
+        if watch.stamps is not None:
+            watch.launched(batch, result, ride, reason, len(self.queue), barrier)
         self.account.launched(batch)
         self.queue.append((self.snapshot(batch), result))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from time import perf_counter_ns as now
 from typing import Any
 
 from zos_sglang.overlap.account import Account
@@ -10,7 +11,7 @@ from zos_sglang.overlap.isolation import PinRing, isolate
 from zos_sglang.overlap.protocols import Batch, Device, SchedulerPort
 from zos_sglang.overlap.row_ledger import RowLedgerError
 from zos_sglang.overlap.streams import Streams
-from zos_sglang.overlap.watch import OFF, Watch
+from zos_sglang.overlap.watch import OFF, READING_NS, SAMPLED, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -108,8 +109,16 @@ class Launcher:
 
     def _readback(self, batch: Batch, result: Any) -> None:
         watch = self.watch
-        watch.reading_back()
+        stamps = watch.stamps
+        begun = 0
+        if stamps is not None:
+            if stamps[SAMPLED]:
+                watch.reading_back()
+            begun = now()
         self.streams.copy_waits_for_forward()
         with self.device.copy_context():
             self.device.readback(batch, result)
-        watch.read_back()
+        if stamps is not None:
+            stamps[READING_NS] += now() - begun
+            if stamps[SAMPLED]:
+                watch.read_back()

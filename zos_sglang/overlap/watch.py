@@ -1,47 +1,58 @@
-"""Where a step can be watched: the event loop, the launcher and the lane call these at their places.
+"""Where a step can be watched: the event loop, the launcher and the lane stamp these places.
 
-Calls of one iteration, in order; what does not happen is not called:
+A stamp is a store into `stamps`, made in place: between two forwards a processor's caches hold the model, and
+a call of a Python function costs ten times as much there as in a row. Where `stamps` is None nobody records,
+and a place costs a look. In the order of an iteration; what does not happen is not stamped or called:
 
-    begin           before intake
-    selecting       intake is done, selection begins
-    idle, paused    no batch; the engine is paused
-    processing      result processing begins (before `launching` if the launch may not overlap)
-    processed
-    launching       a batch is selected and decided on
-    forwarding      the model's forward, or the lane's step, is called
-    forwarded
-    reading_back    the copy to the host is queued
-    read_back
-    barrier         which write-after-read barrier the launch used
-    launched        the launch has returned; gives the result its watcher
-    depending       work that needs the sample of the step before (delayed sampling)
-    depended
-    blocked         the thread was held up for so many nanoseconds
-    end             the iteration is over
+    SELECT                intake is done, selection begins
+    PROCESS, PROCESSED    around the processing of a result (before LAUNCH if the launch may not overlap);
+                          `again()` first if this iteration has processed one before
+    LAUNCH                a batch is selected and decided on; `launching()` first where `stamps[ASKS]`
+    FORWARD, FORWARDED    around the model's forward, or the lane's step; of several in a launch, around all.
+                          FORWARD_NS is what they took
+    READING_NS            what queueing copies to the host took
+    launched(...)         the launch has returned; gives the result its watcher
+    depending, depended   work that needs the sample of the step before (delayed sampling)
+    blocked               the thread was held up for so many nanoseconds
+    idle, paused          no batch; the engine is paused
+    end                   the iteration is over, and the next begins; `begin` where none has ended before
+
+Where `stamps[SAMPLED]` the step's device time is sampled or its details are asked for: then `forwarding`,
+`forwarded`, `reading_back` and `read_back` are called too.
 """
 
 from __future__ import annotations
 
+from array import array
 from typing import Any, Protocol
+
+#: Places of `stamps`: times and durations, ns of `perf_counter_ns`; 0 where nothing was stamped.
+SELECT, LAUNCH, FORWARD, FORWARDED, FORWARD_NS, READING_NS, PROCESS, PROCESSED, SAMPLED, ASKS = range(10)
+
+
+#: Whose launch it was: not the lane's; the lane's first step on its batch; a further one on the same batch.
+OUTSIDE, OPENING, FURTHER = range(3)
 
 
 class Watch(Protocol):
     """Told of everything above; must not raise, must not wait, must not synchronise."""
 
-    def begin(self) -> None: ...
+    @property
+    def stamps(self) -> array[int] | None:
+        """To be stamped in place; None: do not, and call nothing but `begin`, `idle`, `paused` and `end`.
 
-    def selecting(self) -> None: ...
+        Another one in every iteration.
+        """
+
+    def begin(self) -> None: ...
 
     def idle(self) -> None: ...
 
     def paused(self) -> None: ...
 
-    def processing(self, result: Any) -> None: ...
+    def again(self) -> None: ...
 
-    def processed(self) -> None: ...
-
-    def launching(self, batch: Any, reason: Any, depth: int, pending: Any) -> None:
-        """`depth` results are pending; `pending` is the oldest of them, or None."""
+    def launching(self) -> None: ...
 
     def forwarding(self) -> None: ...
 
@@ -51,9 +62,10 @@ class Watch(Protocol):
 
     def read_back(self) -> None: ...
 
-    def barrier(self, kind: Any) -> None: ...
-
-    def launched(self, batch: Any, result: Any, resident: bool) -> None: ...
+    def launched(  # noqa: PLR0917  (named arguments cost more)
+        self, batch: Any, result: Any, ride: int, reason: Any, depth: int, barrier: Any = None
+    ) -> None:
+        """`depth` results were pending at the launch; `barrier` is the write-after-read barrier it used."""
 
     def depending(self) -> None: ...
 
@@ -69,19 +81,17 @@ class Off:
 
     __slots__ = ()
 
-    def begin(self) -> None: ...
+    stamps: array[int] | None = None
 
-    def selecting(self) -> None: ...
+    def begin(self) -> None: ...
 
     def idle(self) -> None: ...
 
     def paused(self) -> None: ...
 
-    def processing(self, result: Any) -> None: ...
+    def again(self) -> None: ...
 
-    def processed(self) -> None: ...
-
-    def launching(self, batch: Any, reason: Any, depth: int, pending: Any) -> None: ...
+    def launching(self) -> None: ...
 
     def forwarding(self) -> None: ...
 
@@ -91,9 +101,9 @@ class Off:
 
     def read_back(self) -> None: ...
 
-    def barrier(self, kind: Any) -> None: ...
-
-    def launched(self, batch: Any, result: Any, resident: bool) -> None: ...
+    def launched(  # noqa: PLR0917  (named arguments cost more)
+        self, batch: Any, result: Any, ride: int, reason: Any, depth: int, barrier: Any = None
+    ) -> None: ...
 
     def depending(self) -> None: ...
 

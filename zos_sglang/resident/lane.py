@@ -17,12 +17,13 @@ the steps that the others' lanes run. ZOS_CHECK_RANKS compares all of this betwe
 from __future__ import annotations
 
 import logging
+from time import perf_counter_ns as now
 from typing import Any
 
 from zos_sglang.overlap.guards import Reason
 from zos_sglang.overlap.protocols import Decisions
 from zos_sglang.overlap.row_ledger import RowLedgerError
-from zos_sglang.overlap.watch import OFF, Watch
+from zos_sglang.overlap.watch import ASKS, LAUNCH, OFF, READING_NS, SAMPLED, Watch
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Departure, Refusal
 from zos_sglang.resident.executor import Executor
@@ -166,7 +167,11 @@ class Lane:
             self.close(Departure.POOL_FULL)
             return None
         port.selected_again()
-        self.watch.launching(self.batch, Reason.OVERLAPPED, 1, None)
+        stamps = self.watch.stamps
+        if stamps is not None:
+            if stamps[ASKS]:
+                self.watch.launching()
+            stamps[LAUNCH] = now()
         if self.ranks is not None:
             assert self.window is not None
             self.ranks.launching(self.batch, "lane step", Reason.OVERLAPPED, self.window.steps)
@@ -220,9 +225,17 @@ class Lane:
         assert table is not None
         rows = len(table)
         watch = self.watch
-        watch.reading_back()
+        stamps = watch.stamps
+        begun = 0
+        if stamps is not None:
+            if stamps[SAMPLED]:
+                watch.reading_back()
+            begun = now()
         tokens, arrived = self.readback.queue(rows)
-        watch.read_back()
+        if stamps is not None:
+            stamps[READING_NS] += now() - begun
+            if stamps[SAMPLED]:
+                watch.read_back()
         self.launched += 1
         self.account.steps += 1
         self.account.decode_steps += 1

@@ -96,13 +96,6 @@ def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str
         assert mode is not None
         runtime.request(mode)
 
-    def validate_reset(key: str, value: Any) -> None:
-        if runtime.probe is None:
-            raise UpdateRejected(f"{key}: needs ZOS_PROBE=1.")
-
-    def apply_reset(key: str, value: Any) -> None:
-        runtime.probe.reset()
-
     def validate_floor(key: str, value: Any) -> None:
         if not runtime.can_ride:
             raise UpdateRejected(f"{key}: needs mode resident, with its lane in working order.")
@@ -117,7 +110,6 @@ def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str
     return {
         **handlers,
         "zos_mode": _UpdateHandler(validate_mode, apply_mode),
-        "zos_probe_reset": _UpdateHandler(validate_reset, apply_reset),
         "zos_floor": _UpdateHandler(validate_floor, apply_floor),
         **record_handlers(runtime),
     }

@@ -102,6 +102,23 @@ def check_arguments(args: argparse.Namespace) -> None:
         _check_address(args.host, args.port)
 
 
+def check_trace(trace: str | None) -> None:
+    """Refuse a trace that could not be written; `trace` is the setting."""
+    if trace is None:
+        return
+    path = Path(trace)
+    folder = path.parent
+    if path.is_dir():
+        why, fix = "this is a folder", "Give a file in it, as trace.json"
+    elif not folder.is_dir():
+        why, fix = f"there is no folder {folder}", "Make it, or name another file"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        why, fix = f"the folder {folder} cannot be written to", "Name a file elsewhere"
+    else:
+        return
+    raise PreflightError(f"ZOS_TRACE={trace} (--zos-trace): {why}. {fix}, or unset it.")
+
+
 def _is_local_path(value: str) -> bool:
     """Whether a model is named by a path: `a/b` alone may be a model's name on a hub."""
     if "://" in value:

@@ -54,7 +54,6 @@ class Runtime:
         self.role: Role = COLOCATED
         self.loop: EventLoop | None = None
         self.first_token = FirstTokenExchange()
-        self.probe: Any = None
         self.observation: Any = Unobserved()
         #: The rank-consensus check (`RankCheck`); None where it is off.
         self.ranks: Any = None
@@ -126,8 +125,6 @@ class Runtime:
             logger.warning("zos-sglang: launches go through upstream's run_batch: %s", why_not)
         self._launcher = launcher(device, port, streams, pins, self.account, own=why_not is None)
         self._make_lane = partial(self._lane_of_all_ranks, Parts(scheduler, device, streams, pins, port))
-        if self.settings.probe:
-            self._install_probe(scheduler)
         self.observation = observe(scheduler, self.settings, self.lane_account)
         self.observation.place("launcher", self._launcher)
         if device.own_map:
@@ -249,11 +246,9 @@ class Runtime:
         lane, results = built
         port: Any = self._launcher.port
         port.lane_results = results
-        if self.probe is not None and lane.executor.graphs:
-            executor: Any = lane.executor  # its steps do not go through the runner's forward
-            executor.step = self.probe.wrap_step(executor.step, lambda: executor.rows)
         self.observation.place("lane", lane)
         if lane.executor.graphs:
+            # Its steps do not go through the runner's forward.
             self.observation.place_forward("lane step", lane.executor, "step")
         return lane
 
@@ -296,9 +291,6 @@ class Runtime:
             for ours in ("ledger", "watch"):
                 scheduler.future_map.__dict__.pop(ours, None)
             scheduler.future_map.__class__ = UpstreamFutureMap
-        if self.probe is not None:
-            scheduler.tp_worker.model_runner.__dict__.pop("forward", None)
-            self.probe = None
         self._stop_stall_detector()
         self._close_ranks()
         self.ranks = None
@@ -389,8 +381,6 @@ class Runtime:
             out["overlap_off"] = [rule.as_json() for rule in overlap_rules(self.scheduler.server_args)]
         if self.ranks is not None:
             out["ranks"] = self.ranks.report()
-        if self.probe is not None:
-            out["probe"] = self.probe.report()
         return out
 
     def describe(self) -> list[str]:
@@ -438,13 +428,6 @@ class Runtime:
                 return not self.scheduler.running_batch.is_empty()
             return loop.phase not in ("idle", "paused")
         return bool(self.scheduler.result_queue) and not self.scheduler._engine_paused
-
-    def _install_probe(self, scheduler: Any) -> None:
-        from zos_sglang.observe.probe import StepProbe
-
-        self.probe = StepProbe(lambda: self.mode)
-        runner = scheduler.tp_worker.model_runner
-        runner.forward = self.probe.wrap(runner.forward)
 
 
 def _bound_linger(scheduler: Any, seconds: float) -> None:

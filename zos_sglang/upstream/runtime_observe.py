@@ -13,6 +13,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from zos_sglang.observe.alternate import Alternation
 from zos_sglang.observe.block import make_block
+from zos_sglang.observe.gather import Gather
 from zos_sglang.observe.names import code
 from zos_sglang.observe.record import Ring
 from zos_sglang.observe.recorder import Recorder
@@ -26,7 +27,7 @@ from zos_sglang.upstream.roles import role_of
 from zos_sglang.upstream.step_facts import make_facts
 from zos_sglang.upstream.stock_bridge import leave_stock
 from zos_sglang.upstream.versions import installed
-from zos_sglang.upstream.watch_stock import ForwardWatch, StockWatch
+from zos_sglang.upstream.watch_stock import ForwardMeter, ForwardWatch, StockWatch
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,8 @@ class Observation:
         self.watch: Watch = OFF
         self.cost: Alternation | None = None
         self.stock: StockWatch | None = None
+        self._meter: ForwardMeter | None = None
+        self._gather: Gather | None = None
         self._places: dict[str, Any] = {}
         self._forwards: dict[str, tuple[Any, str]] = {}
         self._asynchronous = is_asynchronous(scheduler)
@@ -90,10 +93,14 @@ class Observation:
 
     def _add_sinks(self, settings: Settings) -> None:
         metrics = make_metrics(self.scheduler)
-        if metrics is not None:
-            self.recorder.sinks.append(metrics)
         if settings.trace is None:
+            if metrics is not None:
+                self.recorder.sinks.append(metrics)
             return
+        if metrics is not None:
+            # A trace wants records every few steps; these would take longer than the steps' records.
+            self._gather = Gather(metrics)
+            self.recorder.sinks.append(self._gather)
         facts = {
             "asynchronous": self._asynchronous,
             "mode": settings.mode,
@@ -130,16 +137,19 @@ class Observation:
         self.watch = watch
         for owner in self._places.values():
             owner.watch = watch
-        if watch is OFF:
-            for name in [n for n in self._places if n in self._forwards]:
-                self._places.pop(name).remove()
+        if watch.stamps is None:
+            self._remove_forwards()
         else:
             self._stand_forwards()
 
     def _stand_forwards(self) -> None:
         for name, (owner, attribute) in self._forwards.items():
             if name not in self._places:
-                self.place(name, ForwardWatch(owner, attribute, time.thread_time_ns))
+                self.place(name, ForwardWatch(owner, attribute))
+
+    def _remove_forwards(self) -> None:
+        for name in [n for n in self._places if n in self._forwards]:
+            self._places.pop(name).remove()
 
     # ------------------------------------------------------------ loops
 
@@ -190,6 +200,8 @@ class Observation:
     def _flush(self, last: bool = False) -> None:
         try:
             self.recorder.close() if last else self.recorder.flush()
+            if last and self._gather is not None:
+                self._gather.flush()
         except Exception:
             self.recorder.fault()
 
@@ -198,6 +210,7 @@ class Observation:
             self.cost.left = 0
             self.recorder.after = None
         self.put(OFF)
+        self._unmeter()
 
     # ------------------------------------------------------------ on request
 
@@ -221,12 +234,27 @@ class Observation:
     def measure_cost(self, steps: int) -> None:
         """Alternate between recording and not for so many steps. Needs `can_measure_cost`."""
         self._stop_cost()
-        forward = None if self._asynchronous else self._places.get("forward")
+        if not self._asynchronous and "forward" in self._forwards:
+            # Below what watches, so that it stands there without.
+            self._remove_forwards()
+            self._meter = ForwardMeter(*self._forwards["forward"], time.thread_time_ns)
+            self._stand_forwards()
+        meter = self._meter
         self.cost = Alternation(
-            self.recorder, self.put, self._batch, steps=steps, done=lambda: _unmeter(forward)
+            self.recorder,
+            self.put,
+            self._batch,
+            steps=steps,
+            forward_cpu=lambda: meter.cpu if meter is not None else 0,
+            done=self._unmeter,
         )
-        if forward is not None:
-            forward.meter = self.cost
+
+    def _unmeter(self) -> None:
+        if self._meter is not None:
+            self._remove_forwards()
+            self._meter.remove()
+            self._meter = None
+            self.put(self.watch)
 
     @property
     def can_measure_cost(self) -> bool:
@@ -245,11 +273,6 @@ class Observation:
         """The block `steps` of `/server_info`."""
         cost = self.cost.report() if self.cost is not None else None
         return make_block(self.recorder, loop=self.loop, last=self.reported, cost=cost)
-
-
-def _unmeter(forward: ForwardWatch | None) -> None:
-    if forward is not None:
-        forward.meter = None
 
 
 def _rank() -> int | str:

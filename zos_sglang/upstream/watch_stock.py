@@ -6,11 +6,26 @@ whatever another plugin made of the method is called by ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from time import perf_counter_ns as now
 from typing import Any
 
 from zos_sglang.overlap.guards import Reason
-from zos_sglang.overlap.watch import OFF, Watch
+from zos_sglang.overlap.watch import (
+    ASKS,
+    FORWARD,
+    FORWARD_NS,
+    FORWARDED,
+    LAUNCH,
+    OFF,
+    OUTSIDE,
+    PROCESS,
+    PROCESSED,
+    READING_NS,
+    SAMPLED,
+    SELECT,
+    Watch,
+)
 from zos_sglang.upstream.releases import READBACK, has_readback_call
 from zos_sglang.upstream.roles import role_of
 
@@ -88,7 +103,9 @@ class StockWatch:
             if self._ends_at_select:
                 self._end()
             self._held_back = False
-            self.watch.selecting()
+            stamps = self.watch.stamps
+            if stamps is not None:
+                stamps[SELECT] = now()
             plan = select(*args, **kwargs)
             self._nothing = plan.batch_to_run is None
             if self._nothing and self.normal:
@@ -100,22 +117,30 @@ class StockWatch:
     def _launch(self, launch: Callable[..., Any]) -> Callable[..., Any]:
         def launching(batch: Any, *args: Any, **kwargs: Any) -> Any:
             queue = () if self.normal else self.scheduler.result_queue
-            pending = queue[0][1] if queue else None
-            self.watch.launching(batch, self._reason(batch, pending), len(queue), pending)
+            depth, reason = len(queue), self._reason(batch, queue)
+            watch = self.watch
+            stamps = watch.stamps
+            if stamps is None:
+                return launch(batch, *args, **kwargs)
+            if stamps[ASKS]:
+                watch.launching()
+            stamps[LAUNCH] = now()
             result = launch(batch, *args, **kwargs)
-            if self._silent_readback and (self.normal or result.delay_sample_func is None):
-                self.watch.reading_back()
-                self.watch.read_back()
-            self.watch.launched(batch, result, False)
+            silent = self._silent_readback and (self.normal or result.delay_sample_func is None)
+            if silent and stamps[SAMPLED]:
+                # No call of its own reads back there; for who times the device the forward ends here.
+                watch.reading_back()
+                watch.read_back()
+            watch.launched(batch, result, OUTSIDE, reason, depth)
             return result
 
         return launching
 
-    def _reason(self, batch: Any, pending: Any) -> Reason:
+    def _reason(self, batch: Any, queue: Collection[Any]) -> Reason:
         if self.normal:
             return Reason.OVERLAP_OFF
         if not self._held_back:
-            return Reason.NOTHING_PENDING if pending is None else Reason.OVERLAPPED
+            return Reason.OVERLAPPED if queue else Reason.NOTHING_PENDING
         # Upstream does not say why. It has two rules; the first one needs two prefills in a row.
         last = self.scheduler.last_batch
         if self.scheduler.require_mlp_sync:
@@ -126,9 +151,14 @@ class StockWatch:
 
     def _process(self, process: Callable[..., Any]) -> Callable[..., Any]:
         def processing(batch: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
-            self.watch.processing(result)
+            stamps = self.watch.stamps
+            if stamps is not None:
+                if stamps[PROCESS]:
+                    self.watch.again()
+                stamps[PROCESS] = now()
             done = process(batch, result, *args, **kwargs)
-            self.watch.processed()
+            if stamps is not None:
+                stamps[PROCESSED] = now()
             self._held_back = True
             if self.normal:
                 self._end()
@@ -138,9 +168,17 @@ class StockWatch:
 
     def _read_back(self, read_back: Callable[..., Any]) -> Callable[..., Any]:
         def reading_back(*args: Any, **kwargs: Any) -> Any:
-            self.watch.reading_back()
+            watch = self.watch
+            stamps = watch.stamps
+            if stamps is None:
+                return read_back(*args, **kwargs)
+            if stamps[SAMPLED]:
+                watch.reading_back()
+            begun = now()
             done = read_back(*args, **kwargs)
-            self.watch.read_back()
+            stamps[READING_NS] += now() - begun
+            if stamps[SAMPLED]:
+                watch.read_back()
             return done
 
         return reading_back
@@ -175,11 +213,47 @@ class StockWatch:
             self.watch.idle()
             self._nothing = False
         self.watch.end()
-        self.watch.begin()
 
 
 class ForwardWatch:
-    """In place of a callable that runs the model: says when, and on request what it took of the thread's CPU.
+    """In place of a callable that runs the model: says when.
+
+    Args:
+        owner, name: whose attribute it is.
+    """
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.watch: Watch = OFF
+        self._stand = Stand(owner, name, self._over(getattr(owner, name)))
+
+    def _over(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        # A function, since a call of an object costs more.
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            watch = self.watch
+            stamps = watch.stamps
+            if stamps is None:
+                return forward(*args, **kwargs)
+            if stamps[SAMPLED]:
+                watch.forwarding()
+            begun = now()
+            if not stamps[FORWARD]:
+                stamps[FORWARD] = begun
+            done = forward(*args, **kwargs)
+            ended = stamps[FORWARDED] = now()
+            stamps[FORWARD_NS] += ended - begun
+            if stamps[SAMPLED]:
+                watch.forwarded()
+            return done
+
+        return watched
+
+    def remove(self) -> None:
+        self.watch = OFF
+        self._stand.remove()
+
+
+class ForwardMeter:
+    """In place of a callable that runs the model: adds up what of the thread's CPU it takes, ns.
 
     Args:
         owner, name: whose attribute it is.
@@ -187,25 +261,17 @@ class ForwardWatch:
     """
 
     def __init__(self, owner: Any, name: str, clock: Callable[[], int]) -> None:
-        self.forward = getattr(owner, name)
-        self.clock = clock
-        self.watch: Watch = OFF
-        #: Has `forward_cpu`, to which the CPU of each call is added; None: nobody asks.
-        self.meter: Any = None
-        self._stand = Stand(owner, name, self)
+        self.cpu = 0
+        self._stand = Stand(owner, name, self._over(getattr(owner, name), clock))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        watch, meter = self.watch, self.meter
-        watch.forwarding()
-        if meter is None:
-            done = self.forward(*args, **kwargs)
-        else:
-            begun = self.clock()
-            done = self.forward(*args, **kwargs)
-            meter.forward_cpu += self.clock() - begun
-        watch.forwarded()
-        return done
+    def _over(self, forward: Callable[..., Any], clock: Callable[[], int]) -> Callable[..., Any]:
+        def metered(*args: Any, **kwargs: Any) -> Any:
+            begun = clock()
+            done = forward(*args, **kwargs)
+            self.cpu += clock() - begun
+            return done
+
+        return metered
 
     def remove(self) -> None:
-        self.watch, self.meter = OFF, None
         self._stand.remove()

@@ -22,6 +22,8 @@ from zos_sglang.observe.tools.top_view import view
 #: Steps in the timeline, and seconds between polls at the least: each is an arrival for the server.
 TIMELINE = 40
 LEAST_S = 0.2
+#: Counts of the lane that are shown.
+LANE = ("opened", "decode_steps", "steps", "faults", "left", "refused")
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -75,8 +77,8 @@ def _print(frame: Mapping[str, Any], as_json: bool, screen: Console) -> None:
 def measure(server: Server, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """One frame, ready for JSON; times in microseconds.
 
-    Throughput is of the time since the frame `before`; without one, of the last steps, without the pauses in
-    which there was nothing to do.
+    Throughput and the lane's counts are of the time since the frame `before`. Without one, throughput is of
+    the last steps, without the pauses in which there was nothing to do, and the counts since the start.
 
     Raises:
         ToolError: the step records cannot be read.
@@ -112,11 +114,13 @@ def measure(server: Server, before: Mapping[str, Any] | None = None) -> dict[str
                 "cpu_us",
             )
         },
-        "lane": {name: lane[name] for name in ("share", "opened", "steps", "faults", "left", "refused")},
+        "lane": {"of": "the start", **{name: lane[name] for name in LANE}, "share": _share(lane)},
+        "lane_since_start": {name: lane[name] for name in LANE},
         "last": timeline(last[-TIMELINE:]),
     }
     # Fewer steps than before: another server answers at this address now.
     if before is not None and totals["steps"] >= before["steps"] and now > before["at"]:
+        frame["lane"] = _lane_since(lane, before["lane_since_start"])
         frame["throughput"] = {
             "of": "the last poll",
             "seconds": round(now - before["at"], 3),
@@ -126,6 +130,23 @@ def measure(server: Server, before: Mapping[str, Any] | None = None) -> dict[str
             },
         }
     return frame
+
+
+def _lane_since(lane: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """What the lane's counts gained; reasons that did not occur are left out, as in the report."""
+    found: dict[str, Any] = {"of": "the last poll"}
+    for name in LANE:
+        now, then = lane[name], before[name]
+        if isinstance(now, Mapping):
+            gained = {reason: count - then.get(reason, 0) for reason, count in now.items()}
+            found[name] = {reason: count for reason, count in gained.items() if count}
+        else:
+            found[name] = now - then
+    return {**found, "share": _share(found)}
+
+
+def _share(lane: Mapping[str, Any]) -> float | None:
+    return round(lane["steps"] / lane["decode_steps"], 4) if lane["decode_steps"] else None
 
 
 def _busy(last: Any) -> dict[str, Any]:

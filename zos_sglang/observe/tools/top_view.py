@@ -106,9 +106,10 @@ def _lane(lane: Mapping[str, Any]) -> Text:
     line = Text("lane         ", "bold")
     line.append(
         f"{text.share(lane['share'])} of decode steps, {lane['opened']} openings, {lane['faults']} faults"
-        if lane["steps"]
-        else "never opened"
+        if lane["opened"] or lane["steps"]
+        else "not open"
     )
+    line.append(f" since {lane['of']}", "bright_black")
     for title, counts in (("left", lane["left"]), ("refused", lane["refused"])):
         if counts:
             line.append(f"\n{title:13}" + "  ".join(f"{word} {count}" for word, count in counts.items()))

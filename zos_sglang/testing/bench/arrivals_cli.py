@@ -189,8 +189,7 @@ def _config(args: argparse.Namespace, model: Path) -> Config:
         graphs=args.graphs == "on",
         batches=args.graph_batches,
         tokens_a_request=args.prompt + args.output,
-        # Nothing reads the probe here, and it costs a little of every step.
-        env={"ZOS_PROBE": "0", **dict(pair(text) for text in args.env)},
+        env=dict(pair(text) for text in args.env),
         args=[*shape, *shlex.split(args.server_args)],
     )
 

@@ -1,4 +1,4 @@
-"""One server of ours as the benchmark sees it: waves of one batch, the live switch, the probe."""
+"""One server of ours as the benchmark sees it: waves of one batch, the live switch, its step records."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Any
 
 import httpx
+
+from zos_sglang.observe.record import KEPT
 
 _SWITCH_TIMEOUT_S = 30.0
 #: Ids below this are special tokens in some vocabularies.
@@ -48,7 +50,7 @@ def prompts(batch: int, length: int, vocab: int, seed: int = 0) -> list[list[int
 
 
 class BenchClient:
-    """Talks to one server that runs with ZOS_PROBE=1. A context manager."""
+    """Talks to one server that records its steps. A context manager."""
 
     def __init__(self, url: str, timeout_s: float = 300) -> None:
         self.http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False)
@@ -99,9 +101,12 @@ class BenchClient:
             time.sleep(0.01)
         raise BenchError(f"mode {mode} was not in effect {_SWITCH_TIMEOUT_S:.0f} s after the switch")
 
-    def reset_probe(self) -> None:
-        """Forget all samples of the probe."""
-        self.post("/set_internal_state", {"server_args": {"zos_probe_reset": 1}})
+    def reset_records(self) -> None:
+        """Forget all step records; those that follow have details and come with `zos`. Raises BenchError."""
+        wanted = {"zos_record_reset": 1, "zos_record_detail": 1, "zos_report_steps": KEPT}
+        answer = self.post("/set_internal_state", {"server_args": wanted})
+        if isinstance(answer, list) and False in answer:
+            raise BenchError("the server records no steps; start it with ZOS_RECORD=1, see its log")
 
     def wave(self, input_ids: list[list[int]], output_tokens: int) -> Wave:
         """Generate greedily for all prompts at once, from an empty prefix cache.

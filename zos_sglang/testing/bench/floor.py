@@ -33,7 +33,7 @@ def measure_floor(
     (None where the server measured none: no lane, or no graphs) and the wave, for its answers.
     """
     client.switch(MODE)
-    client.reset_probe()
+    client.reset_records()
     before = entries(client.zos())
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(client.wave, input_ids, output_tokens)

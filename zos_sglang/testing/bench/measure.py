@@ -10,6 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from zos_sglang.observe.adjacent import pairs
+from zos_sglang.observe.columns import from_columns
+from zos_sglang.observe.names import Forward, code
 from zos_sglang.testing.bench.client import BenchClient, BenchError, Wave, prompts
 from zos_sglang.testing.bench.stats import (
     base_of,
@@ -102,7 +105,7 @@ def measure(
             else:
                 for cell in row:
                     client.switch(cell.mode)
-                    client.reset_probe()
+                    client.reset_records()
                     wave = client.wave(requests[batch], settings.output_tokens)
                     _file(client, [cell], wave)
         say(f"  {title}: repeat {repeat + 1} of {settings.repeats}")
@@ -125,12 +128,12 @@ def mixed_wave(
     *,
     prefill_s: float = 0,
 ) -> Wave:
-    """One wave whose mode changes every `turn_s` seconds, from an empty probe.
+    """One wave whose mode changes every `turn_s` seconds, from no records.
 
     The first turn is `prefill_s` longer, so that a long prefill does not use up turns.
     """
     client.switch(modes[0])
-    client.reset_probe()
+    client.reset_records()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(client.wave, input_ids, output_tokens)
         time.sleep(prefill_s)
@@ -143,7 +146,7 @@ def mixed_wave(
 
 
 def _file(client: BenchClient, row: list[Cell], wave: Wave) -> None:
-    """Add a wave and the probe's samples of it to the cells of the modes it ran in."""
+    """Add a wave and the samples of its steps to the cells of the modes it ran in."""
     zos = client.zos()
     for place, cell in enumerate(row):
         cell.digests.append(wave.digest)
@@ -151,12 +154,22 @@ def _file(client: BenchClient, row: list[Cell], wave: Wave) -> None:
 
 
 def samples(zos: dict[str, Any], mode: str, batch: int) -> dict[str, list[int]]:
-    """The probe's samples of one mode and batch size: lists `cpu_ns` and `wall_ns`. Raises BenchError."""
-    by_mode = zos.get("probe")
-    if by_mode is None:
-        raise BenchError("the server has no probe; start it with ZOS_PROBE=1")
-    found: dict[str, list[int]] = by_mode.get(mode, {}).get(str(batch), {"cpu_ns": [], "wall_ns": []})
-    return found
+    """What the records say of decode steps of one mode and batch size, in order: lists in ns.
+
+    Of each step behind one like it: `wall_ns` from forward to forward, and `cpu_ns` of the scheduler's thread
+    in the iteration, without the forward. Raises BenchError.
+    """
+    steps = zos.get("steps")
+    if steps is None:
+        raise BenchError("the server records no steps; start it with ZOS_RECORD=1, see its log")
+    before, after = pairs(from_columns(steps["last"]), same_rows=True)
+    mine = (after["mode"] == code("mode", mode)) & (after["rows"] == batch)
+    mine &= after["forward"] == code("forward", Forward.DECODE)
+    before, after = before[mine], after[mine]
+    return {
+        "cpu_ns": (after["cpu"] - after["cpu_forward"]).tolist(),
+        "wall_ns": (after["t_forward"] - before["t_forward"]).tolist(),
+    }
 
 
 def timings(wave: Wave, place: int, found: dict[str, list[int]], batch: int) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def summarise(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _measure(args: argparse.Namespace, work: Path) -> Iterator[dict[str, Any]]:
     model = find_model(args.model, args.cache)
     for trace in (False, True) if args.trace else (False,):
-        env = {"ZOS_PROBE": "0", **({"ZOS_TRACE": str(work / "trace.json")} if trace else {})}
+        env = {"ZOS_TRACE": str(work / "trace.json")} if trace else {}
         config = Config(model, args.modes[0], args.attention, batches=(args.batch,), env=env)
         with (
             config.server(work / "server.log", args.start_timeout_s) as server,

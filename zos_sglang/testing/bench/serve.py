@@ -55,10 +55,9 @@ class Config:
         return [*found, *self.args]
 
     def environment(self, cuda: bool) -> dict[str, str]:
-        """The probe on where the plugin is; on the CPU one thread of torch, for spinning ones disturb."""
+        """On the CPU one thread of torch, for spinning ones disturb."""
         quiet = {} if cuda else {"OMP_NUM_THREADS": "1"}
-        probe = {} if self.mode is None else {"ZOS_PROBE": "1"}
-        return {**probe, **quiet, **self.env}
+        return {**quiet, **self.env}
 
     def server(self, log: Path, start_timeout_s: float = 300) -> ServerProcess:
         """The server, not started yet."""

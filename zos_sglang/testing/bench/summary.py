@@ -121,7 +121,7 @@ def _figures(point: Point, mode: str, base: str) -> dict[str, Any]:
 
 
 def _separate_figures(point: Point, base: str) -> dict[str, Any] | None:
-    """Its step time comes from the server's log: there is no probe in stock SGLang."""
+    """Its step time comes from the server's log: stock SGLang keeps no step records."""
     timed = [wave for wave in point["separate"]["repeats"] if wave["log_tokens_per_s"]]
     if not timed:
         return None
@@ -161,7 +161,7 @@ def _over_separate(point: Point, waves: Sequence[Mapping[str, Any]]) -> dict[str
 
 
 def _rate(wave: Mapping[str, Any]) -> float:
-    """Tokens a second by the server's log, or by the probe where turns leave the log without full lines."""
+    """Tokens a second by the log, or by step records where turns leave the log without full lines."""
     return float(wave["log_tokens_per_s"] or wave["tokens_per_s"])
 
 

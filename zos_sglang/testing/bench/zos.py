@@ -163,7 +163,7 @@ def _warm_up(engine: Engine, point: dict[str, Any], plan: Plan, asked: list[list
         for mode in plan.modes:
             engine.budget.spend(pace[mode].seconds if mode in pace else 0)
             engine.client.switch(mode)
-            engine.client.reset_probe()
+            engine.client.reset_records()
             wave = engine.client.wave(asked, point["output"])
             pace[mode] = _pace(wave, [samples(engine.client.zos(), mode, point["batch"])])
             point["variety"] = point["variety"] or variety(wave)
@@ -242,7 +242,7 @@ def _timed_wave(
     engine.budget.spend(seconds)
     if len(group) == 1:
         client.switch(group[0])
-        client.reset_probe()
+        client.reset_records()
         return client.wave(input_ids, output)
     decode_s = statistics.fmean(pace[mode].decode_s for mode in group)
     turn_s = decode_s / (plan.turns * len(group))

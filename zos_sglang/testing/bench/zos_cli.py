@@ -35,14 +35,14 @@ Decode steps of every mode in one server process, switched live, over prompt len
 batch sizes; then the same waves in a process of stock SGLang with --disable-overlap-schedule. A wave is
 one batch, greedy, from an empty prefix cache. Its figures:
 
-  step          wall time from decode step to decode step (the probe's; the separate process: its log's)
+  step          wall time from decode step to decode step (step records'; the separate process: its log's)
   floor         stock's decode graph of that batch, replayed 200 times amid an untimed wave of mode
                 resident, at the KV length of that moment; absent without CUDA graphs
   step/floor    the median step at the floor's own KV length (within {REACH} tokens), not of the whole
                 wave, over the floor: longer sequences take longer steps; absent with --turns, where
                 steps do not tell their length
   tokens/s      output tokens over the wall time of the decode part; ratios within each repeat, over stock
-  CPU           CPU time of the scheduler's thread per step, outside the model's forward
+  CPU           CPU time of the scheduler's thread per iteration, without the model's forward
   lane          share of the wave's row-steps that the resident lane ran usefully; copies to the device per
                 lane step; row-steps wasted
   answers       digests of all output tokens, every mode against stock, repeat by repeat

@@ -112,7 +112,7 @@ class LaneWorld:
                 self.in_flight_at_switch.append(len(queue))
                 mode, skip = asked[-1], True
         runtime = Runtime()
-        runtime.scheduler = scheduler
+        runtime.scheduler, runtime._port = scheduler, self.port
         runtime.drain_for_exit()
         return self
 

@@ -46,8 +46,16 @@ def test_runs_with_and_without_the_check_give_its_cost_and_the_gain_over_stock(
     stock, overlap = json.loads(out.read_text())["servers"]
     assert (stock["mode"], stock["check_us"], stock["over_stock"]) == ("stock", 0, 1)
     assert (overlap["mode"], overlap["batch"], overlap["check_us"]) == ("overlap", 16, 6)
-    assert overlap["over_stock"] == 1.5
+    assert overlap["over_stock"] == 0.667
     assert json.loads(capsys.readouterr().out)["servers"] == [stock, overlap]
+
+
+def test_without_a_run_with_the_check_the_modes_are_compared_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ranks.main(["--off", str(run(tmp_path / "a", stock=[500], resident=[250]))]) == 0
+    resident = json.loads(capsys.readouterr().out)["servers"][1]
+    assert resident["over_stock"] == 0.5 and "check_us" not in resident
 
 
 def test_a_folder_without_a_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

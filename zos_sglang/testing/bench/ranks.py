@@ -123,21 +123,19 @@ def _exchanging(batch: Any) -> float:
 
 
 def _servers(off: list[Path], on: list[Path]) -> list[dict[str, Any]]:
-    """One entry for each mode and batch that both kinds of runs measured."""
-    sides = {"off": _cpu(off), "on": _cpu(on)}
+    """One entry for each mode and batch of the runs without the check, compared where --on has it too."""
+    without, checked = _cpu(off), _cpu(on)
     found = []
-    for mode, batch in [key for key in sides["off"] if key in sides["on"]]:
-        cpu = {side: spread(values[mode, batch]) for side, values in sides.items()}
-        stock = spread(sides["off"]["stock", batch])["median"] if ("stock", batch) in sides["off"] else None
-        found.append(
-            {
-                "mode": mode,
-                "batch": batch,
-                "cpu_us": cpu,
-                "over_stock": round(stock / cpu["off"]["median"], 3) if stock else None,
-                "check_us": round(cpu["on"]["median"] - cpu["off"]["median"], 1),
-            }
-        )
+    for (mode, batch), values in without.items():
+        mine = spread(values)
+        stock = without.get(("stock", batch))
+        entry: dict[str, Any] = {"mode": mode, "batch": batch, "cpu_us": {"off": mine}}
+        if stock is not None:
+            entry["over_stock"] = round(mine["median"] / spread(stock)["median"], 3)
+        if (mode, batch) in checked:
+            entry["cpu_us"]["on"] = spread(checked[mode, batch])
+            entry["check_us"] = round(entry["cpu_us"]["on"]["median"] - mine["median"], 1)
+        found.append(entry)
     return found
 
 

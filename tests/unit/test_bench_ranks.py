@@ -24,7 +24,9 @@ def run(folder: Path, **cpu_us: list[float]) -> Path:
         {"waves": {mode: {"cpu_us": {"median": values[i]}} for mode, values in cpu_us.items()}}
         for i in range(len(cpu_us["stock"]))
     ]
-    (folder / "bench_zos.json").write_text(json.dumps({"points": [{"batch": 16, "repeats": repeats}]}))
+    (folder / "bench_zos.json").write_text(
+        json.dumps({"points": [{"batch": 16, "repeats": repeats}], "command": "c"})
+    )
     return folder
 
 
@@ -47,7 +49,8 @@ def test_runs_with_and_without_the_check_give_its_cost_and_the_gain_over_stock(
     assert (stock["mode"], stock["check_us"], stock["over_stock"]) == ("stock", 0, 1)
     assert (overlap["mode"], overlap["batch"], overlap["check_us"]) == ("overlap", 16, 6)
     assert overlap["over_stock"] == 0.667
-    assert json.loads(capsys.readouterr().out)["servers"] == [stock, overlap]
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["servers"] == [stock, overlap] and [r["command"] for r in shown["runs"]] == ["c"] * 4
 
 
 def test_without_a_run_with_the_check_the_modes_are_compared_all_the_same(

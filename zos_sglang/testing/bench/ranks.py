@@ -48,13 +48,15 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         servers = _servers(args.off, args.on)
+        runs = [_head(folder) for folder in (*args.off, *args.on)]
     except (OSError, ValueError, KeyError) as error:
         print(f"bench_ranks: error: {error}", file=sys.stderr)
         return 2
-    result = {**provenance("bench_ranks"), "alone": [alone(batch) for batch in BATCHES], "servers": servers}
+    found = {"alone": [alone(batch) for batch in BATCHES], "servers": servers, "runs": runs}
+    result = {**provenance("bench_ranks"), **found}
     if args.out is not None:
         write_json(args.out, result)
-    print(json.dumps({"alone": result["alone"], "servers": servers}, indent=1))
+    print(json.dumps(found, indent=1))
     return 0
 
 
@@ -137,6 +139,12 @@ def _servers(off: list[Path], on: list[Path]) -> list[dict[str, Any]]:
             entry["check_us"] = round(entry["cpu_us"]["on"]["median"] - mine["median"], 1)
         found.append(entry)
     return found
+
+
+def _head(folder: Path) -> dict[str, Any]:
+    """Where a run comes from."""
+    data = json.loads((folder / "bench_zos.json").read_text())
+    return {name: data.get(name) for name in ("commit", "date", "command", "machine")}
 
 
 def _cpu(folders: list[Path]) -> dict[tuple[str, int], list[float]]:

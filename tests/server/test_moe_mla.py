@@ -16,13 +16,26 @@ def client(serve, client_of):
     return client_of(serve("overlap", {**STRICT, "ZOS_DEBUG_FUTURE_MAP": "1"}, model=model))
 
 
+def wave(client, mode, requests=12):
+    """Answers of one batch of different lengths, from an empty prefix cache.
+
+    The router makes a rounding error large, and rounding follows the batch and what was cached: every mode
+    has to get the same batches.
+    """
+    client.set_state(zos_mode=mode)
+    assert client.http.post("/flush_cache", params={"timeout": 10}).status_code == 200
+    params = [
+        {"temperature": 0, "max_new_tokens": 8 + 3 * number, "ignore_eos": True} for number in range(requests)
+    ]
+    body = {"text": [f"request {number}" for number in range(requests)], "sampling_params": params}
+    return [answer["output_ids"] for answer in client.http.post("/generate", json=body).json()]
+
+
 def test_every_mode_gives_the_answers_of_stock(client):
-    client.set_state(zos_mode="stock")
-    answers = client.wave()
-    assert len(set(answers)) == len(answers)
+    answers = wave(client, "stock")
+    assert len({tuple(answer) for answer in answers}) == len(answers)
     for mode in ("overlap", "sync", "resident"):
-        client.set_state(zos_mode=mode)
-        assert client.wave() == answers
+        assert wave(client, mode) == answers
     zos = client.zos()
     assert zos["reasons"]["overlapped"] > 20 and zos["paths"]["fallbacks"] == 0
 

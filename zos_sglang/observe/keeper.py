@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns as now
@@ -13,7 +12,7 @@ from zos_sglang.observe import complete
 from zos_sglang.observe.gpu_clock import GpuClock
 from zos_sglang.observe.record import Ring
 from zos_sglang.observe.split import charge
-from zos_sglang.observe.tape import blank, rows_of
+from zos_sglang.observe.tape import blank, stamps_of
 from zos_sglang.observe.totals import Totals
 from zos_sglang.observe.wait import WaitClock
 
@@ -35,8 +34,19 @@ class Keeper:
     # Slots, not a dict: with this many fields an attribute costs half.
     __slots__ = (
         *("ring", "gpu", "asynchronous", "totals", "sinks", "due_at", "flush_ns", "launches", "open"),
-        *("unseen", "rows", "more_results", "readings", "stamps", "_pool", "_blank", "_due", "_full"),
-        *("_incomplete", "_before", "_flushed", "_unflushed"),
+        *(
+            "unseen",
+            "rows",
+            "more_results",
+            "readings",
+            "stamps",
+            "_table",
+            "_stamps",
+            "_first",
+            "_blank",
+            "_due",
+        ),
+        *("_full", "_incomplete", "_before", "_flushed", "_unflushed"),
     )
 
     def __init__(self, ring: Ring, gpu: GpuClock | None, asynchronous: bool) -> None:
@@ -53,14 +63,15 @@ class Keeper:
         self.open: deque[WaitClock | None] = deque()
         #: Numbers of launches that nobody of ours processed or will process.
         self.unseen: list[int] = []
-        #: Rows of iterations: the first `rows` of them have ended and were not looked at; the next one is of
-        #: the iteration under way.
+        #: Rows of iterations. Of those, in this order: have been looked at, have ended (until `rows`), is of
+        #: the iteration under way, are blank.
         self._blank = blank(asks=asynchronous, detail=False)
-        self._pool = [self._blank[:] for _ in range(SETTLED + 1)]
-        self.rows = 0
-        self.stamps: array[int] = self._pool[0]
+        self._table = np.tile(self._blank, (SETTLED + 1, 1))
+        self._stamps = [stamps_of(row) for row in self._table]
+        self._first = self.rows = 0
+        self.stamps = self._stamps[0]
         #: Of iterations that processed several results: rows with all but the last one.
-        self.more_results: list[array[int]] = []
+        self.more_results: list[np.ndarray] = []
         #: What the thread burnt until the end of so many rows, since the reading before.
         self.readings: list[tuple[int, int]] = []
         #: Steps of before the tape whose result was not processed; and the last complete one.
@@ -85,19 +96,25 @@ class Keeper:
 
     def settle(self) -> None:
         """Write what is complete. The last row has its reading of the thread clock."""
-        ended, readings, unseen = self._pool[: self.rows], self.readings, self.unseen
-        rows, results = rows_of(ended), rows_of((*self.more_results, *ended))
+        rows = results = self._table[self._first : self.rows]
+        if self.more_results:
+            results = np.concatenate((self.more_results, rows))
+        readings = [(end - self._first, cpu) for end, cpu in self.readings]
+        unseen, self.unseen = self.unseen, []
         # What cannot be recorded once cannot be recorded later either.
-        self.readings, self.unseen = [], []
+        self.readings.clear()
         self.more_results.clear()
-        for row in ended:
-            row[:] = self._blank
-        self._pool[0], self._pool[self.rows] = self.stamps, self._pool[0]
-        self.rows = 0
+        self._first = self.rows
         if len(rows) or unseen:
             self._settle_rows(rows, results, readings, unseen)
         if self.gpu is not None and self.gpu.under_way:
             self.gpu.collect(self.ring)
+
+    def rewind(self) -> None:
+        """Use the rows again from the first one on. Between iterations, all of them looked at."""
+        self._table[: self.rows + 1] = self._blank
+        self._first = self.rows = 0
+        self.stamps = self._stamps[0]
 
     def _settle_rows(
         self, rows: np.ndarray, results: np.ndarray, readings: list[tuple[int, int]], unseen: list[int]

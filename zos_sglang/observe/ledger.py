@@ -24,7 +24,6 @@ from zos_sglang.observe.tape import (
     SAMPLED,
     T_READY,
     WAIT,
-    rows_of,
 )
 from zos_sglang.observe.wait import WaitClock
 from zos_sglang.overlap.watch import PROCESS, PROCESSED
@@ -62,9 +61,9 @@ class Ledger(Keeper):
 
     def clear(self) -> None:
         """Nothing was stamped yet; what has no reading of the clock never gets one."""
-        if self.rows > (self.readings[-1][0] if self.readings else 0):
+        if self.rows > self._read:
             self.readings.append((self.rows, 0))
-        self.stamps[:] = self._blank
+        self._table[self.rows] = self._blank
         self._armed = False
         self._newest: WaitClock | None = None
         #: Results that are pending from before this watched.
@@ -93,8 +92,8 @@ class Ledger(Keeper):
         self._detail = on
         self._next_reading()
         self._blank[SAMPLED] = BY_CLOCK * on
-        for row in self._pool[self.rows :]:
-            row[SAMPLED] = row[SAMPLED] & ~BY_CLOCK | BY_CLOCK * on
+        sampled = self._table[self.rows :, SAMPLED]
+        sampled[:] = sampled & ~BY_CLOCK | BY_CLOCK * on
 
     # ------------------------------------------------------------ an iteration
 
@@ -119,7 +118,7 @@ class Ledger(Keeper):
                     self.find_result()
             stamps[END] = t
             self.rows = rows = self.rows + 1
-            stamps = self.stamps = self._pool[rows]
+            stamps = self.stamps = self._stamps[rows]
             stamps[BEGIN] = t
             if rows >= self._stop:
                 self._read_clock()
@@ -136,7 +135,7 @@ class Ledger(Keeper):
             self.find_result()
         stamps[END] = t
         self.rows += 1
-        self.stamps = self._pool[self.rows]
+        self.stamps = self._stamps[self.rows]
         self.stamps[BEGIN] = t
 
     def find_result(self) -> None:
@@ -163,6 +162,11 @@ class Ledger(Keeper):
 
     # ------------------------------------------------------------ the thread clock
 
+    @property
+    def _read(self) -> int:
+        """Number of the first row that has no reading of the clock."""
+        return self.readings[-1][0] if self.readings else self._first
+
     def _read_clock(self) -> None:
         cpu = thread_time_ns()
         self.readings.append((self.rows, cpu - self._cpu))
@@ -175,7 +179,7 @@ class Ledger(Keeper):
 
     def _read_clock_within(self) -> None:
         """Give the iterations that have ended their part; the one under way keeps its own, by wall time."""
-        rows = rows_of(self._pool[self.readings[-1][0] if self.readings else 0 : self.rows])
+        rows = self._table[self._read : self.rows]
         if not len(rows):
             return
         ended = int(wall_of(rows).sum())
@@ -191,9 +195,12 @@ class Ledger(Keeper):
     def settle_now(self, *, all_of_it: bool = False) -> None:
         """Make records of the rows that have ended. Between iterations; what it takes is nobody's step."""
         try:
-            if not self.readings or self.readings[-1][0] < self.rows:
-                self._read_clock()
-            self.settle()
+            try:
+                if self._read < self.rows:
+                    self._read_clock()
+                self.settle()
+            finally:
+                self.rewind()
             if all_of_it or self.is_due(now()):
                 self.hand_on()
         except Exception:

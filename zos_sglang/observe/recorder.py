@@ -33,7 +33,6 @@ from zos_sglang.observe.tape import (
     STEP,
     T_READY,
     WAIT,
-    blank,
 )
 from zos_sglang.observe.wait import WaitClock
 from zos_sglang.overlap.watch import FURTHER, OUTSIDE, PROCESS, PROCESSED, READING_NS, SAMPLED
@@ -232,10 +231,9 @@ class Recorder(Ledger):
         if not stamps[RESULT]:
             self.find_result()
         took = stamps[PROCESSED] - stamps[PROCESS]
-        row = blank(asks=False, detail=False)
+        self.more_results.append(self._table[self.rows].copy())
         for place in (PROCESS, PROCESSED, RESULT, READY, T_READY, WAIT):
-            row[place], stamps[place] = stamps[place], 0
-        self.more_results.append(row)
+            stamps[place] = 0
         stamps[PROCESS_NS] += took
 
     def _try(self, action: Callable[[], None]) -> None:

@@ -6,9 +6,6 @@ costs is the stores into its row. Rows are made beforehand, as many as there are
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable
-
 import numpy as np
 
 from zos_sglang.overlap.watch import ASKS, SAMPLED
@@ -36,15 +33,15 @@ NOBODYS = -1
 BY_EVENTS, BY_CLOCK = 1, 2
 
 
-def blank(*, asks: bool, detail: bool) -> array[int]:
-    """A row in which nothing happened yet."""
-    row = array("q", bytes(8 * WIDTH))
+def blank(*, asks: bool, detail: bool) -> np.ndarray:
+    """A row in which nothing happened yet, int64 [WIDTH]."""
+    row = np.zeros(WIDTH, np.int64)
     row[BLOCKED] = -1
     row[ASKS] = asks
     row[SAMPLED] = BY_CLOCK if detail else 0
     return row
 
 
-def rows_of(rows: Iterable[array[int]]) -> np.ndarray:
-    """A copy of some rows, int64 [rows, WIDTH]."""
-    return np.frombuffer(b"".join(rows), np.int64).reshape(-1, WIDTH)
+def stamps_of(row: np.ndarray) -> memoryview:
+    """A row to be written in place: the same memory, and a third of the time of an array's element."""
+    return row.data.cast("B").cast("q")

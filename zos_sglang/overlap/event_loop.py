@@ -35,6 +35,9 @@ from zos_sglang.overlap.watch import (
 
 logger = logging.getLogger(__name__)
 
+#: Looking a member up costs a call, once a step.
+_OVERLAPPED = Reason.OVERLAPPED
+
 
 class Ended(Enum):
     """Why `EventLoop.run` returned."""
@@ -143,8 +146,8 @@ class EventLoop:
         if result is None:
             return False
         self.launches += 1
-        self.account.decided(self.launches, Reason.OVERLAPPED)
-        self._queue(batch, result, FURTHER, Reason.OVERLAPPED)
+        self.account.decided(self.launches, _OVERLAPPED)
+        self._queue(batch, result, FURTHER, _OVERLAPPED)
         self.process_down_to(1)
         lane.settle()
         self.port.end_of_step()

@@ -23,7 +23,6 @@ Where `stamps[SAMPLED]` the step's device time is sampled or its details are ask
 
 from __future__ import annotations
 
-from array import array
 from typing import Any, Protocol
 
 #: Places of `stamps`: times and durations, ns of `perf_counter_ns`; 0 where nothing was stamped.
@@ -38,7 +37,7 @@ class Watch(Protocol):
     """Told of everything above; must not raise, must not wait, must not synchronise."""
 
     @property
-    def stamps(self) -> array[int] | None:
+    def stamps(self) -> memoryview | None:
         """To be stamped in place; None: do not, and call nothing but `begin`, `idle`, `paused` and `end`.
 
         Another one in every iteration.
@@ -81,7 +80,7 @@ class Off:
 
     __slots__ = ()
 
-    stamps: array[int] | None = None
+    stamps: memoryview | None = None
 
     def begin(self) -> None: ...
 

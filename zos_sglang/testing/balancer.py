@@ -63,7 +63,10 @@ class Balancer:
     async def control(self, request: Request) -> Response:
         body = await request.body()
         answers = await asyncio.gather(
-            *(self.client.post(url + request.url.path, content=body) for url in (self.prefill, self.decode))
+            *(
+                self.client.post(url + request.url.path, content=body, headers=_JSON)
+                for url in (self.prefill, self.decode)
+            )
         )
         return Response(answers[-1].content, max(answer.status_code for answer in answers))
 

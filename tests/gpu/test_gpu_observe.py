@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tests.gpu.test_gpu_kernels import nothing_waits
+from tests.unit.made_records import records
 from zos_sglang.observe.gpu_clock import GpuClock
-from zos_sglang.observe.record import DURATIONS, STEP, Ring
+from zos_sglang.observe.record import Ring
 from zos_sglang.testing.server import cuda_available
 
 pytestmark = [
@@ -65,8 +66,7 @@ def step(clock: GpuClock, number: int, kernels: int, *, idle: int = 0, copies: i
 
 
 def write(ring: Ring, number: int) -> None:
-    fields = dict.fromkeys(STEP.names or (), 0) | dict.fromkeys(DURATIONS, -1) | {"step": number}
-    ring.write(list(fields.values()))
+    ring.write(records(1, step=number))
 
 
 def test_forward_gap_and_copy_are_the_devices_own_times(clock: GpuClock, ring: Ring) -> None:

@@ -13,21 +13,22 @@ pytestmark = pytest.mark.server
 @pytest.fixture(scope="module")
 def client(serve, client_of):
     model = make_tiny("deepseek", CACHE / "tiny-deepseek")
-    return client_of(serve("overlap", {**STRICT, "ZOS_DEBUG_FUTURE_MAP": "1"}, model=model))
+    # SGLang computes latent attention in another way behind a cached prefix, and answers differ.
+    args = ("--disable-radix-cache",)
+    return client_of(serve("overlap", {**STRICT, "ZOS_DEBUG_FUTURE_MAP": "1"}, args, model))
 
 
 def wave(client, mode, requests=12):
-    """Answers of one batch of different lengths, from an empty prefix cache.
+    """Answers of one batch of different lengths.
 
-    The router makes a rounding error large, and rounding follows the batch and what was cached: every mode
-    has to get the same batches.
+    The router makes a rounding error large, and rounding follows the batch: every mode gets the same one.
     """
     client.set_state(zos_mode=mode)
-    assert client.http.post("/flush_cache", params={"timeout": 10}).status_code == 200
     params = [
         {"temperature": 0, "max_new_tokens": 8 + 3 * number, "ignore_eos": True} for number in range(requests)
     ]
-    body = {"text": [f"request {number}" for number in range(requests)], "sampling_params": params}
+    prompts = [[10 + number, 20 + number, 30, 40, 50] for number in range(requests)]
+    body = {"input_ids": prompts, "sampling_params": params}
     return [answer["output_ids"] for answer in client.http.post("/generate", json=body).json()]
 
 

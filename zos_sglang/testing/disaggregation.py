@@ -13,7 +13,14 @@ from typing import Any, Literal
 
 import httpx
 
-from zos_sglang.testing.server import HOST, ServerFailed, ServerProcess, cpu_env, free_port
+from zos_sglang.testing.server import (
+    HOST,
+    ServerFailed,
+    ServerProcess,
+    _dying_with_us,
+    cpu_env,
+    free_port,
+)
 
 Role = Literal["prefill", "decode"]
 
@@ -54,9 +61,10 @@ class Disaggregated:
     Args:
         model: path of the model.
         modes: of the prefill and of the decode server; None is stock.
-        args: flags of both servers; `role_args_` by role come after.
-        env: environment of both; `role_env` by role comes after.
+        args: flags of both servers.
+        env: environment of both.
         folder: where the logs go.
+        more, more_env: flags and variables of one role, after those of both.
         real: the installed mooncake moves the memory, not our stand-in.
     """
 
@@ -117,7 +125,8 @@ class Disaggregated:
             raise
 
     def _start_balancer(self) -> None:
-        command = [sys.executable, "-m", "zos_sglang.testing.balancer", "--port", str(self.port)]
+        command = [*_dying_with_us(), sys.executable, "-m", "zos_sglang.testing.balancer"]
+        command += ["--port", str(self.port)]
         command += ["--prefill", self.prefill.url, "--decode", self.decode.url]
         command += ["--bootstrap-port", str(self.bootstrap_port)]
         with (self.folder / "balancer.log").open("wb") as sink:

@@ -6,7 +6,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
+
+# A busy machine is no failure.
+hypothesis.settings.register_profile("shared machine", deadline=None)
+hypothesis.settings.load_profile("shared machine")
 
 
 @pytest.fixture(autouse=True)

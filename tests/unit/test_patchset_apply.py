@@ -206,7 +206,12 @@ def test_an_interruption_waits_until_all_files_are_in_place(toy, monkeypatch):
         put(source, path)
 
     monkeypatch.setattr(transaction, "_put", interrupted)
-    assert run("apply", toy) == 130
+    # A shell's job in the background is started with SIGINT ignored.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert run("apply", toy) == 130
+    finally:
+        signal.signal(signal.SIGINT, inherited)
     monkeypatch.undo()
     assert run("check", toy) == 0
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from sglang.srt.managers.scheduler import Scheduler
 
+from zos_sglang.overlap.watch import ASKS, SAMPLED
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.settings import Settings
 from zos_sglang.upstream import http, lane_build, lane_conditions, releases
@@ -64,7 +65,11 @@ def test_workers_that_take_no_app_of_ours_are_told_to_take_numbers(monkeypatch, 
 
 
 class Seen(list):
-    """A watch that writes down what it is told, by name."""
+    """A watch that samples the device's time and writes down what it is told, by name."""
+
+    def __init__(self):
+        self.stamps = [0] * (ASKS + 1)
+        self.stamps[SAMPLED] = 1
 
     def __getattr__(self, name):
         return lambda *_: self.append(name)

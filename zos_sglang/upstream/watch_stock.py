@@ -190,7 +190,8 @@ class StockWatch:
                 self.watch.depending()
             done = sample(result, batch, *args, **kwargs)
             if delayed:
-                if self._silent_readback:
+                stamps = self.watch.stamps
+                if self._silent_readback and stamps is not None and stamps[SAMPLED]:
                     self.watch.reading_back()
                     self.watch.read_back()
                 self.watch.depended()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import signal
 import sys
 from pathlib import Path
@@ -18,14 +17,21 @@ from zos_sglang.testing.bench.arrivals_plot import draw
 from zos_sglang.testing.bench.arrivals_run import NAME, Bench, Plan, Results
 from zos_sglang.testing.bench.arrivals_table import print_summary
 from zos_sglang.testing.bench.checkpoint import context, vocabulary
-from zos_sglang.testing.bench.cli import numbers, pair
-from zos_sglang.testing.bench.client import BenchClient, BenchError
+from zos_sglang.testing.bench.client import BenchClient
+from zos_sglang.testing.bench.flags import (
+    FAILURES,
+    json_flag,
+    model_flags,
+    modes_of,
+    numbers,
+    server_flags,
+    server_options,
+)
 from zos_sglang.testing.bench.plot import PlotError
 from zos_sglang.testing.bench.record import provenance
-from zos_sglang.testing.bench.serve import SHAPES, TINY, Config, find_model
+from zos_sglang.testing.bench.serve import Config, find_model
 from zos_sglang.testing.bench.zos import Budget
-from zos_sglang.testing.models import ModelError
-from zos_sglang.testing.server import ServerFailed, cuda_available
+from zos_sglang.testing.server import cuda_available
 
 PLOT_NAME = "bench_arrivals.png"
 #: Mode off is final until a restart, so it cannot take turns.
@@ -65,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
     )
     add = found.add_argument
-    add("--modes", type=_modes, default="stock,resident", help="(stock,resident)")
+    add("--modes", type=modes_of(SWITCHABLE, 2), default="stock,resident", help="(stock,resident)")
     add("--rates", type=_rates, default=(4.0, 16.0, 64.0), help="requests a second (4,16,64)")
     add("--in", dest="prompt", type=_positive, default=256, help="tokens of a prompt (256)")
     add("--out-tokens", dest="output", type=_positive, default=256, help="tokens of an answer (256)")
@@ -85,19 +91,13 @@ def parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="differing answers are a failure (on a CPU in float32)",
     )
-    add("--model", default=TINY, help=f"{TINY}, {', '.join(SHAPES)} or a folder ({TINY})")
-    add("--attention", help="triton or fa3 (triton on CUDA, torch_native on the CPU)")
-    add("--dtype", help="(bfloat16 on CUDA, float32 on the CPU)")
-    add("--graphs", choices=("on", "off"), default="on", help="CUDA graphs; no effect on a CPU")
+    model_flags(found)
+    server_flags(found)
     add("--graph-batches", type=numbers, default=GRAPHS, help=f"({','.join(map(str, GRAPHS))})")
-    add("--env", action="append", default=[], metavar="K=V", help="for the server; repeatable")
-    add("--server-args", default="", help="more flags for the server, as one string")
-    add("--cache", type=Path, default=Path(".cache"), help="where models are kept (.cache)")
-    add("--start-timeout-s", type=float, default=420, help="(420)")
     add("--limit-s", type=float, help="stop cleanly before so many seconds are over")
     add("--out", type=Path, metavar="DIR", help="folder for the results")
     add("--plot-only", type=Path, metavar="DIR", help="measure nothing: table and plot of the results in DIR")
-    add("--json", action="store_true", help="print the result as JSON instead of a table")
+    json_flag(found)
     return found
 
 
@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
         parser().error("name one of --out DIR and --plot-only DIR")
     try:
         data = load(args.plot_only) if args.plot_only else _measure(args)
-    except (ServerFailed, BenchError, ModelError, OSError, ValueError) as error:
+    except FAILURES as error:
         print(f"bench_arrivals: error: {error}", file=sys.stderr)
         return 2
     drawn = _draw(data, args.plot_only or args.out)
@@ -184,13 +184,9 @@ def _config(args: argparse.Namespace, model: Path) -> Config:
     return Config(
         model=model,
         mode=args.modes[0],
-        attention=args.attention,
-        dtype=args.dtype,
-        graphs=args.graphs == "on",
         batches=args.graph_batches,
         tokens_a_request=args.prompt + args.output,
-        env=dict(pair(text) for text in args.env),
-        args=[*shape, *shlex.split(args.server_args)],
+        **server_options(args, shape),
     )
 
 
@@ -229,15 +225,6 @@ def _draw(data: dict[str, Any], out: Path) -> bool:
         print(f"bench_arrivals: no plot: {error}", file=sys.stderr)
         return False
     return True
-
-
-def _modes(text: str) -> tuple[str, ...]:
-    words = tuple(text.split(","))
-    if unknown := [word for word in words if word not in SWITCHABLE]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(SWITCHABLE)}")
-    if len(set(words)) < max(2, len(words)):
-        raise argparse.ArgumentTypeError("name at least two different modes")
-    return words
 
 
 def _rates(text: str) -> tuple[float, ...]:

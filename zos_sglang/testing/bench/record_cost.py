@@ -10,16 +10,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 from rich.console import Console
 from rich.table import Table
 
 from zos_sglang.testing.bench.client import BenchClient, BenchError, prompts
+from zos_sglang.testing.bench.flags import FAILURES, json_flag, model_flags, modes_of
 from zos_sglang.testing.bench.record import provenance, write_json
-from zos_sglang.testing.bench.serve import SHAPES, TINY, Config, find_model
+from zos_sglang.testing.bench.serve import Config, find_model
 from zos_sglang.testing.bench.stats import spread
-from zos_sglang.testing.models import ModelError
-from zos_sglang.testing.server import ServerFailed
 
 MODES = ("sync", "overlap", "resident")
 PROMPT, ANSWER = 16, 1000
@@ -44,19 +42,18 @@ def parser() -> argparse.ArgumentParser:
         description=DESCRIPTION,
         epilog="Exit code: 0 measured, 2 could not run. It does not judge; what we aim at is printed.",
     )
-    found.add_argument("--modes", type=_modes, default=("overlap", "resident"), help="(overlap,resident)")
+    found.add_argument(
+        "--modes", type=modes_of(MODES), default=("overlap", "resident"), help="(overlap,resident)"
+    )
     found.add_argument("--batch", type=int, default=16, help="requests at once (16)")
     found.add_argument("--steps", type=int, default=4000, help="steps of a measurement (4000)")
     found.add_argument("--repeats", type=int, default=5, help="measurements a mode (5)")
     found.add_argument(
         "--trace", action=argparse.BooleanOptionalAction, default=True, help="with a trace, too"
     )
-    found.add_argument("--model", default=TINY, help=f"{TINY}, {', '.join(SHAPES)} or a folder ({TINY})")
-    found.add_argument("--attention", help="triton or fa3 (triton on CUDA, torch_native on the CPU)")
-    found.add_argument("--cache", type=Path, default=Path(".cache"), help="where models are kept (.cache)")
-    found.add_argument("--start-timeout-s", type=float, default=420, help="for each server (420)")
+    model_flags(found)
     found.add_argument("--out", type=Path, metavar="FILE", help="write the result there")
-    found.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+    json_flag(found)
     return found
 
 
@@ -67,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory() as work:
             result["runs"] = list(_measure(args, Path(work)))
-    except (ServerFailed, BenchError, ModelError, httpx.HTTPError, OSError) as error:
+    except FAILURES as error:
         print(f"bench_record: error: {error}", file=sys.stderr)
         return 2
     result["summary"] = summarise(result["runs"])
@@ -131,13 +128,6 @@ def _cost(client: BenchClient, batch: int, steps: int) -> dict[str, Any]:
         if not found["running"]:
             return dict(found)
     raise BenchError("the server does not measure what recording costs; its log says why")
-
-
-def _modes(text: str) -> tuple[str, ...]:
-    words = tuple(text.split(","))
-    if unknown := [word for word in words if word not in MODES]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(MODES)}")
-    return words
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:

@@ -28,6 +28,7 @@ class Config:
     attention: str | None = None
     dtype: str | None = None
     graphs: bool = True
+    prefill_graphs: bool = False
     batches: Sequence[int] = (1, 16, 64)
     tokens_a_request: int = 512
     env: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +47,9 @@ class Config:
         if dtype := self.dtype or ("bfloat16" if cuda else None):
             found += ["--dtype", dtype]
         if cuda:
-            found += ["--skip-server-warmup", "--disable-prefill-cuda-graph"]
+            found += ["--skip-server-warmup"]
+            if not self.prefill_graphs:
+                found += ["--disable-prefill-cuda-graph"]
             found += (
                 ["--cuda-graph-bs-decode", *map(str, self.batches)]
                 if self.graphs

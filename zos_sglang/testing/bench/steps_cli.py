@@ -11,20 +11,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import httpx
 from rich.console import Console
 from rich.table import Table
 
 from zos_sglang.testing.bench.checkpoint import vocabulary
-from zos_sglang.testing.bench.cli import numbers
-from zos_sglang.testing.bench.client import BenchClient, BenchError
+from zos_sglang.testing.bench.client import BenchClient
+from zos_sglang.testing.bench.flags import FAILURES, model_flags, modes_of, numbers
 from zos_sglang.testing.bench.record import provenance, write_json
-from zos_sglang.testing.bench.record_cost import _modes
-from zos_sglang.testing.bench.serve import SHAPES, TINY, Config, find_model
+from zos_sglang.testing.bench.serve import Config, find_model
 from zos_sglang.testing.bench.steps import Check, Plan, check, record, row, told
 from zos_sglang.testing.model_check.records import KIND
-from zos_sglang.testing.models import ModelError
-from zos_sglang.testing.server import ServerFailed, cuda_available
+from zos_sglang.testing.server import cuda_available
+
+MODES = ("sync", "stock", "overlap", "resident")
 
 DESCRIPTION = """\
 Starts one server and keeps the record of every step of a steady batch in each mode, switched live: input for
@@ -41,16 +40,11 @@ def parser() -> argparse.ArgumentParser:
         description=DESCRIPTION,
         epilog="Exit code: 0 all checks hold, 1 one does not, 2 could not run.",
     )
-    found.add_argument(
-        "--modes", type=_modes, default=("sync", "stock", "overlap", "resident"), help="(all four)"
-    )
+    found.add_argument("--modes", type=modes_of(MODES), default=MODES, help=f"({','.join(MODES)})")
     found.add_argument("--batches", type=numbers, default=(1, 16, 64), help="requests at once (1,16,64)")
     found.add_argument("--prompt-tokens", type=int, default=32, help="(32)")
     found.add_argument("--output-tokens", type=int, default=512, help="(512)")
-    found.add_argument("--model", default=TINY, help=f"{TINY}, {', '.join(SHAPES)} or a folder ({TINY})")
-    found.add_argument("--attention", help="triton or fa3 (triton on CUDA, torch_native on the CPU)")
-    found.add_argument("--cache", type=Path, default=Path(".cache"), help="where models are kept (.cache)")
-    found.add_argument("--start-timeout-s", type=float, default=420, help="for the server (420)")
+    model_flags(found)
     found.add_argument("--out", type=Path, metavar="FILE", help="write records and checks there")
     found.add_argument("--json", action="store_true", help="print the checks as JSON instead of a table")
     return found
@@ -63,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory() as work:
             result["waves"], checks = _run(args, Path(work))
-    except (ServerFailed, BenchError, ModelError, httpx.HTTPError, OSError) as error:
+    except FAILURES as error:
         print(f"bench_steps: error: {error}", file=sys.stderr)
         return 2
     result["told"] = told(result["waves"])

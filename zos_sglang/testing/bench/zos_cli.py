@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import signal
 import sys
 from pathlib import Path
@@ -12,19 +11,25 @@ from typing import Any
 
 from zos_sglang.modes import MODES
 from zos_sglang.testing.bench.checkpoint import vocabulary
-from zos_sglang.testing.bench.cli import numbers, pair
-from zos_sglang.testing.bench.client import BenchError
+from zos_sglang.testing.bench.flags import (
+    FAILURES,
+    json_flag,
+    model_flags,
+    modes_of,
+    numbers,
+    server_flags,
+    server_options,
+)
 from zos_sglang.testing.bench.floor_steps import REACH
 from zos_sglang.testing.bench.plot import PlotError, draw
 from zos_sglang.testing.bench.record import provenance
-from zos_sglang.testing.bench.serve import SHAPES, TINY, Config, find_model
+from zos_sglang.testing.bench.serve import Config, find_model
 from zos_sglang.testing.bench.zos import Budget, Plan
 from zos_sglang.testing.bench.zos_file import ResultFile, up_to_date
 from zos_sglang.testing.bench.zos_run import Session, log_interval, run, true_sync
 from zos_sglang.testing.bench.zos_table import print_summary
 from zos_sglang.testing.compare.prompts import ModelInfo
-from zos_sglang.testing.models import ModelError
-from zos_sglang.testing.server import ServerFailed, cuda_available
+from zos_sglang.testing.server import cuda_available
 
 PLOT_NAME = "bench_zos.png"
 #: Mode off is final until a restart, so it cannot take turns.
@@ -61,7 +66,10 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit code: 0 all answers equal, 1 answers differ between modes, 2 could not run.",
     )
     found.add_argument(
-        "--modes", type=_modes, default="sync,stock,overlap,resident", help="(sync,stock,overlap,resident)"
+        "--modes",
+        type=modes_of(SWITCHABLE, least=2),
+        default="sync,stock,overlap,resident",
+        help="(sync,stock,overlap,resident)",
     )
     found.add_argument("--batches", type=numbers, default=(1, 16, 64, 256), help="(1,16,64,256)")
     found.add_argument("--prompt-lengths", type=numbers, default=(32, 4096), help="tokens (32,4096)")
@@ -98,16 +106,8 @@ def parser() -> argparse.ArgumentParser:
         default="random",
         help="random token ids, or sentences in the tokens of the model's own tokenizer (random)",
     )
-    found.add_argument("--model", default=TINY, help=f"{TINY}, {', '.join(SHAPES)} or a folder ({TINY})")
-    found.add_argument(
-        "--graphs", choices=("on", "off"), default="on", help="CUDA graphs; no effect on a CPU"
-    )
-    found.add_argument("--attention", help="triton or fa3 (triton on CUDA, torch_native on the CPU)")
-    found.add_argument("--dtype", help="(bfloat16 on CUDA, float32 on the CPU)")
-    found.add_argument("--env", action="append", default=[], metavar="K=V", help="for the server; repeatable")
-    found.add_argument("--server-args", default="", help="more flags for the servers, as one string")
-    found.add_argument("--cache", type=Path, default=Path(".cache"), help="where models are kept (.cache)")
-    found.add_argument("--start-timeout-s", type=float, default=420, help="for each server (420)")
+    model_flags(found)
+    server_flags(found)
     found.add_argument("--limit-s", type=float, help="stop cleanly before so many seconds are over")
     found.add_argument("--out", type=Path, metavar="DIR", help="folder for the results")
     found.add_argument("--resume", action="store_true", help="go on with what --out holds")
@@ -118,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
         help="measure nothing: table and plot of the results in DIR; an older bench_zos.json gets the"
         " steps at the floor's length from its waves.jsonl",
     )
-    found.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+    json_flag(found)
     return found
 
 
@@ -129,7 +129,7 @@ def main(argv: list[str] | None = None) -> int:
         parser().error("name one of --out DIR and --plot-only DIR")
     try:
         data = up_to_date(args.plot_only) if args.plot_only else _measure(args)
-    except (ServerFailed, BenchError, ModelError, OSError, ValueError) as error:
+    except FAILURES as error:
         print(f"bench_zos: error: {error}", file=sys.stderr)
         return 2
     drawn = _draw(data, args.plot_only or args.out)
@@ -184,13 +184,9 @@ def _session(args: argparse.Namespace) -> Session:
     config = Config(
         model=model,
         mode=args.modes[0],
-        attention=args.attention,
-        dtype=args.dtype,
-        graphs=args.graphs == "on",
         batches=args.batches,
         tokens_a_request=max(prompt + output for prompt, output in shapes),
-        env=dict(pair(text) for text in args.env),
-        args=[*log_interval([output for _, output in shapes]), *shlex.split(args.server_args)],
+        **server_options(args, log_interval([output for _, output in shapes])),
     )
     floors = args.floors
     if floors is None:
@@ -216,15 +212,6 @@ def _draw(data: dict[str, Any], out: Path) -> bool:
         print(f"bench_zos: no plot: {error}", file=sys.stderr)
         return False
     return True
-
-
-def _modes(text: str) -> tuple[str, ...]:
-    words = tuple(text.split(","))
-    if unknown := [word for word in words if word not in SWITCHABLE]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(SWITCHABLE)}")
-    if len(set(words)) < max(2, len(words)):
-        raise argparse.ArgumentTypeError("name at least two different modes")
-    return words
 
 
 def _shapes(text: str) -> tuple[tuple[int, int], ...]:

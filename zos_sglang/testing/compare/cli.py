@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from zos_sglang.modes import MODES
-from zos_sglang.testing.bench.cli import pair
+from zos_sglang.testing.bench.flags import pair
 from zos_sglang.testing.bench.record import provenance
 from zos_sglang.testing.compare import report, runner
 from zos_sglang.testing.compare.lane import missing_from_suite

@@ -38,8 +38,12 @@ def test_an_environment_variable_without_a_value_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("least", "text", "message"),
-    [(1, "sync,other", "'other' is not one of sync, stock"), (1, "sync,sync", "each mode once")]
-    + [(2, "sync", "at least two different modes"), (2, "sync,sync", "at least two different modes")],
+    [
+        (1, "sync,other", "'other' is not one of sync, stock"),
+        (1, "sync,sync", "each mode once"),
+        (2, "sync", "at least two different modes"),
+        (2, "sync,sync", "at least two different modes"),
+    ],
 )
 def test_modes_are_known_and_different(least: int, text: str, message: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=message):

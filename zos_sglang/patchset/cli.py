@@ -60,36 +60,35 @@ def add(patches: argparse.ArgumentParser) -> None:
 
 def run_apply(args: argparse.Namespace) -> tuple[int, dict[str, Any], str]:
     """Patch the tree."""
-    found = _found(args)
-    was = found.state
-    if args.dry_run:
-        files = [file.target.path for file in transaction.pending(found, State.APPLIED)]
-    else:
-        files = transaction.apply(found)
-    text = f"applied already: SGLang {found.patches.release} in {found.tree.root}, nothing changed"
-    if files:
-        verb = "would patch" if args.dry_run else "patched"
-        text = f"{verb} SGLang {found.patches.release} in {found.tree.root}: {len(files)} files" + (
-            " (it was half applied)" if was is State.HALF else ""
-        )
-    return 0, _report(found, State.APPLIED, files, args), text
+    nothing = "applied already: {}, nothing changed"
+    return _change(args, State.APPLIED, transaction.apply, ("would patch", "patched"), nothing)
 
 
 def run_revert(args: argparse.Namespace) -> tuple[int, dict[str, Any], str]:
     """Take the patches out."""
+    nothing = "nothing to revert: {} is as released"
+    return _change(args, State.ORIGINAL, transaction.revert, ("would put back", "put back"), nothing)
+
+
+def _change(
+    args: argparse.Namespace,
+    wanted: State,
+    change: Callable[[TreeState], list[str]],
+    verbs: tuple[str, str],
+    nothing: str,
+) -> tuple[int, dict[str, Any], str]:
+    """Bring the tree to a state, or with --dry-run say what that would do."""
     found = _found(args)
-    was = found.state
+    was, what = found.state, f"SGLang {found.patches.release} in {found.tree.root}"
     if args.dry_run:
-        files = [file.target.path for file in transaction.pending(found, State.ORIGINAL)]
+        files = [file.target.path for file in transaction.pending(found, wanted)]
     else:
-        files = transaction.revert(found)
-    text = f"nothing to revert: SGLang {found.patches.release} in {found.tree.root} is as released"
+        files = change(found)
+    text = nothing.format(what)
     if files:
-        verb = "would put back" if args.dry_run else "put back"
-        text = f"{verb} SGLang {found.patches.release} in {found.tree.root}: {len(files)} files" + (
-            " (it was half applied)" if was is State.HALF else ""
-        )
-    return 0, _report(found, State.ORIGINAL, files, args), text
+        text = f"{verbs[not args.dry_run]} {what}: {len(files)} files"
+        text += " (it was half applied)" if was is State.HALF else ""
+    return 0, _report(found, wanted, files, args), text
 
 
 def run_check(args: argparse.Namespace) -> tuple[int, dict[str, Any], str]:

@@ -54,7 +54,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command")
     for name, show, text in (
         ("settings", show_settings, "every ZOS_* variable with its value and where it came from"),
-        ("patches", show_patches, "every SGLang callable that we replace, why, and whether it is"),
+        (
+            "patches",
+            show_patches,
+            "every SGLang callable that we replace, why, and whether it fits this SGLang",
+        ),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("--json", action="store_true", help="as JSON")

@@ -318,3 +318,9 @@ def test_every_subcommand_has_help_with_its_exit_codes(command, capsys):
         cli.main(["patches", command, "--help"])
     assert done.value.code == 0
     assert "Exit codes" in capsys.readouterr().out
+
+
+def test_an_empty_tree_is_not_the_current_folder(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["patches", "apply", "--tree", ""])
+    assert ended.value.code == 2 and "--tree: it is empty" in capsys.readouterr().err

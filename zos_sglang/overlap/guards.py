@@ -1,12 +1,12 @@
 """One decision per launch: may it overlap with the result that is still pending, and why (not)?
 
-Three guards, in this order:
+In this order:
 
-1. consecutive prefill, outside DP attention: a rule over the two batches (`PrefillRule`);
+1. the mode: `sync` never overlaps; nothing pending: nothing to wait for;
+2. consecutive prefill, outside DP attention: a rule over the two batches (`PrefillRule`);
    under DP attention: a rule over values that are equal on all ranks (`RankEqual`), because ranks
    that decide differently deadlock (sglang issues 20315 and 20853);
-2. grammar sync: speculation, a grammar that the verify step cannot advance by itself, decode;
-3. the mode: `sync` never overlaps.
+3. grammar sync: speculation, a grammar that the verify step cannot advance by itself, decode.
 
 Upstream's counterpart is `Scheduler.is_disable_overlap_for_batch`.
 """

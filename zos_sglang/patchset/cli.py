@@ -47,7 +47,7 @@ def add(patches: argparse.ArgumentParser) -> None:
     for name, run in (("apply", run_apply), ("check", run_check), ("revert", run_revert)):
         short, text = _TEXTS[name]
         command = commands.add_parser(name, help=short, description=text)
-        command.add_argument("--tree", type=Path, required=True, metavar="DIR", help=_TREE)
+        command.add_argument("--tree", type=_folder, required=True, metavar="DIR", help=_TREE)
         command.add_argument("--release", metavar="X", help="where the tree does not state it; hashes decide")
         command.add_argument("--patches", type=Path, default=FOLDER, metavar="DIR", help="the patch sets")
         # Not to take back a --json that stands before the subcommand.
@@ -56,6 +56,13 @@ def add(patches: argparse.ArgumentParser) -> None:
             command.add_argument("--dry-run", action="store_true", help="change nothing, say what would")
         command.set_defaults(show=_answering(run))
     diff_cli.add(commands)
+
+
+def _folder(text: str) -> Path:
+    """A folder by its name; an empty one, say of an unset shell variable, is not the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; name a folder")
+    return Path(text)
 
 
 def run_apply(args: argparse.Namespace) -> tuple[int, dict[str, Any], str]:

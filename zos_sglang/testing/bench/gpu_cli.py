@@ -54,11 +54,11 @@ REHEARSAL = Scale(
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    parts = "\n".join(f"  {part.name:<14}{part.what}" for part in PARTS.values())
+    parts = "\n".join(f"  {part.name:<20}{part.what}" for part in PARTS.values())
     found = argparse.ArgumentParser(
         prog="gpu_check.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="All checks of the overlap loop on a CUDA device. One server per part.",
+        description="All checks on a CUDA device. One server per part.",
         epilog=f"parts:\n{parts}\n\nExit code: 0 all checks hold, 1 one does not, 2 a part could not run.",
     )
     found.add_argument("--part", action="append", choices=list(PARTS), help="repeatable; default: all")

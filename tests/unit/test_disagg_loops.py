@@ -152,7 +152,7 @@ def test_a_cached_prefix_is_sent_at_the_launch_unless_the_host_cache_still_write
 ):
     monkeypatch.setattr(port_module.SglangDevice, "prepare", lambda self, batch: None)
     device: Any = object.__new__(PrefillDevice)
-    device.account, asked = Account(), []
+    device.account, device.may_hold, asked = Account(), True, []
     req = request(prefix_len=4)
 
     def send(req, allow_send):
@@ -167,6 +167,23 @@ def test_a_cached_prefix_is_sent_at_the_launch_unless_the_host_cache_still_write
         **dict.fromkeys(kinds, 0),
         counted: 1,
     }
+
+
+def test_where_upstream_cannot_hold_a_prefix_back_it_is_asked_as_upstream_asks(monkeypatch):
+    """0.5.22: `maybe_send_cached_prefix_chunk` takes the request and nothing else."""
+    monkeypatch.setattr(port_module.SglangDevice, "__init__", lambda self, scheduler, *_: None)
+    monkeypatch.setattr(port_module.SglangDevice, "prepare", lambda self, batch: None)
+    asked: list[Any] = []
+
+    def send(req: Any) -> None:
+        asked.append(req)
+
+    scheduler: Any = SimpleNamespace(maybe_send_cached_prefix_chunk=send)
+    device = PrefillDevice(scheduler, PinRing(), Account(), "block")
+    device.scheduler, device.account = scheduler, Account()
+    req = request(prefix_len=4)
+    device.prepare(SimpleNamespace(reqs=[req], hicache_consumer_index=3))  # type: ignore[arg-type]
+    assert asked == [req] and device.account.paths["early-send-held"] == 0
 
 
 @pytest.mark.parametrize(("value", "said"), [("1", 1), ("0", 0)])

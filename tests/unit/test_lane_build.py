@@ -205,3 +205,13 @@ def test_the_tokens_come_home_through_upstreams_worker_where_it_has_one(elsewher
     server.scheduler.async_d2h_worker = SimpleNamespace(submit="the worker") if elsewhere else None
     lane, _ = server.build()
     assert lane.readback.offload == ("the worker" if elsewhere else None)
+
+
+def test_a_release_without_that_worker_has_a_lane_too() -> None:
+    """0.5.22 knows neither name."""
+    server = Server(graphs=False)
+    vars(server.scheduler).pop("enable_async_d2h_copy", None)
+    vars(server.scheduler).pop("async_d2h_worker", None)
+    assert not hasattr(server.scheduler, "enable_async_d2h_copy")
+    lane, _ = server.build()
+    assert lane.readback.offload is None

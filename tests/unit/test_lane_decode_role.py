@@ -15,6 +15,7 @@ from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.upstream.disagg_decode import DecodePort
 from zos_sglang.upstream.lane_decode import DecodeLanePort
 from zos_sglang.upstream.lane_port import SglangLanePort
+from zos_sglang.upstream.port import SglangPort
 
 pytestmark = pytest.mark.usefixtures("published")
 
@@ -49,6 +50,24 @@ def test_the_queues_move_on_in_every_step_and_the_lane_stays_open(port, schedule
     scheduler.disagg_decode_prealloc_queue.queue = [waits(False)]
     assert [port.receive() for _ in range(3)] == [False] * 3
     assert scheduler.log == ["ask for ranks", "queues"] * 3
+
+
+def test_a_lane_that_ends_by_a_fault_of_this_rank_alone_polls_no_second_time(port, scheduler, monkeypatch):
+    """The polls are reduced over the ranks: one more on this one would meet another's next."""
+    taken = SimpleNamespace(running_batch=scheduler.running_batch, batch_to_run=None)
+    scheduler.get_next_disagg_decode_batch_to_run = lambda running_batch: taken
+    scheduler.ngram_embedding_manager = SimpleNamespace(prepare_for_forward=lambda batch, chunked_req: batch)
+    assert not port.receive()
+    port.role_port.select()
+    assert scheduler.log.count("queues") == 1
+    port.role_port.select()
+    assert scheduler.log.count("queues") == 2
+
+
+def test_the_iteration_after_the_lane_moves_the_queues_itself(port, scheduler, monkeypatch):
+    assert not port.receive()
+    monkeypatch.setattr(SglangPort, "intake", lambda self: None)
+    port.role_port.intake()
     assert not port.role_port.queues_moved
 
 
@@ -88,6 +107,16 @@ def test_a_request_that_got_no_slots_ends_the_lane_once(port, scheduler):
     assert port.refuses(scheduler.running_batch) is None
     assert not port.receive()
     queue.append(waits(True))
+    assert port.receive()
+
+
+def test_a_request_that_is_blocked_after_another_got_its_slots_ends_the_lane_too(port, scheduler):
+    queue = scheduler.disagg_decode_prealloc_queue.queue
+    queue.append(waits(True))
+    assert port.refuses(scheduler.running_batch) is None
+    queue[:] = [waits(False)]
+    assert not port.receive()
+    queue[:] = [waits(True)]
     assert port.receive()
 
 

@@ -22,10 +22,11 @@ class DecodePort(SglangPort):
         self.account = account
         # Upstream checks only the colocated loop: requests between two servers are in no batch.
         self.strict_memory_check = False
-        #: The lane has moved the queues on in this iteration already.
+        #: The lane has moved the queues on in this iteration already; the selection need not.
         self.queues_moved = False
 
     def intake(self) -> None:
+        self.queues_moved = False
         self.ask_for_ranks()
         super().intake()
 

@@ -17,6 +17,7 @@ from sglang.srt.environ import envs
 from zos_sglang.overlap.account import Account
 from zos_sglang.overlap.isolation import PinRing
 from zos_sglang.upstream.port import SglangDevice, SglangPort
+from zos_sglang.upstream.releases import can_hold_early_send
 
 logger = logging.getLogger(__name__)
 
@@ -99,14 +100,19 @@ class PrefillPort(SglangPort):
 class PrefillDevice(SglangDevice):
     """A launch that first sends what the prefix cache holds already, while the suffix is computed."""
 
+    def __init__(self, scheduler: Any, pins: PinRing, account: Account, wait: str) -> None:
+        super().__init__(scheduler, pins, account, wait)
+        self.may_hold = can_hold_early_send(scheduler)
+
     def prepare(self, batch: Any) -> None:
         super().prepare(batch)
         scheduler, account = self.scheduler, self.account
         # A load from the host cache may still write pages that a later request matched as its prefix.
-        held = batch.hicache_consumer_index >= 0
+        held = self.may_hold and batch.hicache_consumer_index >= 0
+        options = {"allow_send": not held} if self.may_hold else {}
         for req in batch.reqs:
             sent = req.start_send_idx
-            scheduler.maybe_send_cached_prefix_chunk(req, allow_send=not held)
+            scheduler.maybe_send_cached_prefix_chunk(req, **options)
             if req.start_send_idx > sent:
                 account.passed("kv-sent-early")
             elif held and req.prefix_len > sent:

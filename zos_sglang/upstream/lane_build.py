@@ -28,7 +28,7 @@ from zos_sglang.upstream.lane_model import SglangModelStep
 from zos_sglang.upstream.lane_port import SglangLane, SglangLanePort
 from zos_sglang.upstream.lane_results import LaneResults
 from zos_sglang.upstream.port import SglangDevice
-from zos_sglang.upstream.releases import captured_decode_was_read
+from zos_sglang.upstream.releases import captured_decode_was_read, copies_elsewhere
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def build_lane(parts: Parts, settings: Settings, account: LaneAccount) -> tuple[
         streams.copy_waits_for_forward,
         device.copy_context,
         device.new_event,
-        scheduler.async_d2h_worker.submit if scheduler.enable_async_d2h_copy else None,
+        scheduler.async_d2h_worker.submit if copies_elsewhere(scheduler) else None,
     )
     lane = SglangLane(port, executor, readback, account, window=settings.lane_window)
     lane.may_repeat = get_parallel().tp_size == 1

@@ -32,13 +32,18 @@ class DecodeLanePort(SglangLanePort):
 
     def receive(self) -> bool:
         port = self.role_port
+        port.queues_moved = False
         port.ask_for_ranks()
         if super().receive():
             return True
         port.move_queues()
-        if can_join(self.scheduler, self.scheduler.running_batch) or self._blocked() > self._known_blocked:
-            port.queues_moved = True  # by this iteration; the selection that follows need not
+        # Whatever ends the lane in this iteration, on all ranks or by a fault on this one: the selection
+        # that follows must not poll a second time, or this rank's polls meet the others' next ones.
+        port.queues_moved = True
+        blocked = self._blocked()
+        if can_join(self.scheduler, self.scheduler.running_batch) or blocked > self._known_blocked:
             return True
+        self._known_blocked = blocked
         return False
 
     def refuses(self, batch: Any) -> Refusal | None:

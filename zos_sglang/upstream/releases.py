@@ -6,6 +6,7 @@ only from reading a release (`captured_decode_was_read`) goes by version.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from zos_sglang.upstream.versions import installed
@@ -46,3 +47,8 @@ def captured_decode_was_read() -> bool:
 def defers_coarse_barrier(scheduler: Any) -> bool:
     """Whether the prefill role puts a coarse barrier off until the result before is processed (0.5.23)."""
     return hasattr(scheduler, "_war_barrier_is_coarse")
+
+
+def can_hold_early_send(scheduler: Any) -> bool:
+    """Whether the prefill role can hold a cached prefix back while the host cache still loads it (0.5.23)."""
+    return "allow_send" in inspect.signature(scheduler.maybe_send_cached_prefix_chunk).parameters

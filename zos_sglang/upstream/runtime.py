@@ -38,6 +38,8 @@ from zos_sglang.upstream.unobserved import Unobserved, observe
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.001
+#: Between two polls of transfers: each is a collective of the ranks.
+_TRANSFER_POLL_S = 0.01
 
 
 class Runtime:
@@ -335,6 +337,7 @@ class Runtime:
                         len(queue),
                         self.settings.exit_timeout_s,
                     )
+                    self._finish_transfers()
                     return
                 time.sleep(_POLL_S)
             self._port.process(*queue.popleft())
@@ -344,14 +347,18 @@ class Runtime:
         logger.info("zos-sglang: exit: %d results drained", self.account.paths["drained"])
 
     def _finish_transfers(self) -> None:
-        """Let KV that is on its way arrive. By a count of polls, not by the clock: all ranks poll alike."""
-        polls = int(self.settings.exit_timeout_s / _POLL_S)
+        """Let KV that is on its way arrive. By a count of polls, not by the clock: all ranks poll alike.
+
+        A third of the time-out at most: SGLang kills a scheduler 15 s after it asked it to exit, and
+        results may have taken all of it.
+        """
+        polls = int(self.settings.exit_timeout_s / 3 / _TRANSFER_POLL_S)
         while left := self._port.transfers():
             polls -= 1
             if polls < 0:
                 logger.error("zos-sglang: exit: %d KV transfers had not ended in time", left)
                 return
-            time.sleep(_POLL_S)
+            time.sleep(_TRANSFER_POLL_S)
 
     # ------------------------------------------------------------ what others see
 

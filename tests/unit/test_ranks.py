@@ -125,6 +125,14 @@ def test_between_attention_groups_only_what_they_share_is_compared():
     assert first_difference(ROW, ROW._replace(is_extend_in_batch=True), SHARED) is not None
 
 
+def test_a_grammar_that_waits_in_one_group_is_no_difference_between_groups_but_one_within():
+    waiting = ROW._replace(overlap=Reason.GRAMMAR_SYNC)
+    assert first_difference(waiting, ROW, SHARED) is None
+    assert first_difference(decode(encode(waiting)), decode(encode(ROW)), SHARED) is None
+    assert first_difference(waiting, ROW) is not None
+    assert first_difference(ROW, ROW._replace(overlap=Reason.FIRST_TOKEN), SHARED) is not None
+
+
 # ------------------------------------------------------------ log
 
 
@@ -315,6 +323,17 @@ def test_under_dp_attention_all_is_compared_inside_a_group_and_little_between_gr
     assert [(p.rank, p.fields) for p in peers_of(1, range(2), 2)] == [(0, SHARED)]
     with pytest.raises(ValueError, match="3 ranks do not make 2"):
         peers_of(0, range(3), 2)
+
+
+def test_groups_that_are_not_in_step_are_not_compared_with_one_another():
+    found = {rank: peers_of(rank, range(4), 2, in_step=False) for rank in range(4)}
+    assert {rank: [(p.rank, p.fields) for p in peers] for rank, peers in found.items()} == {
+        0: [(1, FIELDS)],
+        1: [(0, FIELDS)],
+        2: [(3, FIELDS)],
+        3: [(2, FIELDS)],
+    }
+    assert peers_of(0, range(2), 2, in_step=False) == []
 
 
 # ------------------------------------------------------------ thread

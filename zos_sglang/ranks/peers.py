@@ -8,7 +8,7 @@ from zos_sglang.ranks.exchange import Peer
 from zos_sglang.ranks.row import FIELDS, SHARED
 
 
-def peers_of(rank: int, ranks: Sequence[int], groups: int = 1) -> list[Peer]:
+def peers_of(rank: int, ranks: Sequence[int], groups: int = 1, *, in_step: bool = True) -> list[Peer]:
     """The peers of `rank`.
 
     Args:
@@ -16,6 +16,7 @@ def peers_of(rank: int, ranks: Sequence[int], groups: int = 1) -> list[Peer]:
         ranks: the tensor-parallel group, in order.
         groups: into how many attention groups, each of neighbours, DP attention splits it. Inside a group
             everything must be equal; the first ranks of the groups compare what all have in common.
+        in_step: whether the groups decide alike at all; else they are not compared with one another.
 
     Raises:
         ValueError: the group cannot be split so.
@@ -26,7 +27,7 @@ def peers_of(rank: int, ranks: Sequence[int], groups: int = 1) -> list[Peer]:
     begin = ranks.index(rank) // size * size
     group, leaders = ranks[begin : begin + size], ranks[::size]
     found = [Peer(_next(group, rank), FIELDS)] if size > 1 else []
-    if groups > 1 and rank in leaders:
+    if in_step and groups > 1 and rank in leaders:
         found.append(Peer(_next(leaders, rank), SHARED))
     return found
 

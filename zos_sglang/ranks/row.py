@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from zos_sglang.overlap.guards import Reason
+
 
 class Row(NamedTuple):
     """What one rank decided. Field names are what people read, with blanks for underscores."""
@@ -37,10 +39,15 @@ class Row(NamedTuple):
     #: Decode steps that the lane has slots for; 0 outside.
     reserved_steps: int
 
+    @property
+    def overlap_in_all_groups(self) -> str:
+        """`overlap` without what a rank decides by its own requests: a grammar that waits is one group's."""
+        return Reason.OVERLAPPED if self.overlap == Reason.GRAMMAR_SYNC else self.overlap
+
 
 FIELDS = Row._fields[1:]
 #: What ranks of different attention groups have in common under DP attention.
-SHARED = ("action", "is_extend_in_batch", "overlap")
+SHARED = ("action", "is_extend_in_batch", "overlap_in_all_groups")
 
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,11 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from sglang.srt.environ import envs
+from sglang.srt.runtime_context import _parallel_config_leaves
 from torch.distributed import TCPStore
 
+from zos_sglang.ranks.row import FIELDS, SHARED
 from zos_sglang.settings import Settings
 from zos_sglang.upstream import rank_board, rank_check, runtime
 from zos_sglang.upstream.rank_board import StoreBoard, all_ranks_have
@@ -28,8 +32,12 @@ def group(rank: int, size: int = 2) -> Any:
     return SimpleNamespace(rank=rank, ranks=list(range(size)), world_size=size)
 
 
+def board_of(store: Any, attachment: int = 1) -> Callable[[], StoreBoard]:
+    return lambda: StoreBoard(store, attachment)
+
+
 def test_a_board_gives_what_is_there_and_does_not_wait_for_what_is_not(store: Any) -> None:
-    mine, theirs = StoreBoard(store), StoreBoard(store)
+    mine, theirs = StoreBoard(store, 1), StoreBoard(store, 1)
     begun = time.monotonic()
     assert theirs.get("0/0") is None
     mine.put("0/0", b"a\nb")
@@ -42,7 +50,7 @@ def test_a_board_gives_what_is_there_and_does_not_wait_for_what_is_not(store: An
 
 
 def test_a_board_answers_while_somebody_else_waits_in_the_store(store: Any) -> None:
-    board = StoreBoard(store)
+    board = StoreBoard(store, 1)
     waiting = threading.Thread(target=lambda: store.get("never before the end"), daemon=True)
     waiting.start()
     time.sleep(0.1)
@@ -58,7 +66,7 @@ def test_a_board_answers_while_somebody_else_waits_in_the_store(store: Any) -> N
 def test_all_ranks_have_it_or_none(store: Any, here: tuple[bool, bool], wanted: bool) -> None:
     def ask(rank: int) -> bool:
         time.sleep(0.2 * rank)
-        return all_ranks_have("lane", here[rank], group(rank), StoreBoard(store))
+        return all_ranks_have("lane", here[rank], group(rank), board_of(store))
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(ask, range(2))) == [wanted, wanted]
@@ -68,22 +76,72 @@ def test_a_rank_that_says_nothing_counts_as_without(
     store: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(rank_board, "_AGREEMENT_S", 0.2)
-    assert not all_ranks_have("lane", True, group(0), StoreBoard(store))
+    assert not all_ranks_have("lane", True, group(0), board_of(store))
     assert "no answer at lane/1" in caplog.text
 
 
+def test_what_one_rank_concluded_holds_for_one_that_comes_too_late(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_board, "_AGREEMENT_S", 0.1)
+    assert not all_ranks_have("lane", True, group(0), board_of(store))
+    # All answers are there now, each of them "yes".
+    assert not all_ranks_have("lane", True, group(1), board_of(store))
+
+
+def test_groups_over_one_store_conclude_each_for_itself(store: Any) -> None:
+    first, second = (SimpleNamespace(world_size=2, ranks=ranks) for ranks in ([0, 1], [2, 3]))
+    assert not all_ranks_have("lane", False, SimpleNamespace(rank=0, **vars(first)), board_of(store))
+    board_of(store)().put("lane/3", b"yes")
+    assert all_ranks_have("lane", True, SimpleNamespace(rank=2, **vars(second)), board_of(store))
+
+
+def test_a_server_that_changed_its_role_is_asked_anew(store: Any) -> None:
+    assert not all_ranks_have("lane", False, group(0), board_of(store, 1))
+    board_of(store, 2)().put("lane/1", b"yes")
+    assert all_ranks_have("lane", True, group(0), board_of(store, 2))
+
+
+def test_a_board_shows_nothing_of_the_attachment_before(store: Any) -> None:
+    StoreBoard(store, 1).put("1/0", b"row")
+    assert StoreBoard(store, 2).get("1/0") is None
+    assert StoreBoard(store, 1).get("1/0") == b"row"
+
+
 def test_one_rank_asks_nobody() -> None:
-    assert all_ranks_have("lane", True, group(0, 1)) and not all_ranks_have("lane", False, group(0, 1))
+    def board() -> StoreBoard:
+        raise AssertionError("asked")
+
+    assert all_ranks_have("lane", True, group(0, 1), board)
+    assert not all_ranks_have("lane", False, group(0, 1), board)
 
 
-def test_where_nobody_can_be_asked_a_rank_goes_by_itself(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(StoreBoard):
-        def __init__(self) -> None: ...
+class Deaf(StoreBoard):
+    """Writes and cannot read."""
 
-        def put(self, key: str, value: bytes) -> None:
-            raise RuntimeError("no store")
+    def get(self, key: str) -> bytes | None:
+        raise RuntimeError("no store")
 
-    assert all_ranks_have("lane", True, group(0), Broken())
+
+def test_a_rank_that_cannot_ask_counts_as_without_for_the_others_too(
+    store: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert not all_ranks_have("lane", True, group(0), lambda: Deaf(store, 1))
+    assert "cannot be asked" in caplog.text
+    assert not all_ranks_have("lane", True, group(1), board_of(store))
+
+
+def test_a_rank_that_cannot_ask_goes_by_what_another_concluded(store: Any) -> None:
+    board_of(store)().put("lane/0", b"yes")
+    assert all_ranks_have("lane", True, group(1), board_of(store))
+    assert all_ranks_have("lane", True, group(0), lambda: Deaf(store, 1))
+
+
+def test_without_any_board_a_rank_counts_as_without(caplog: pytest.LogCaptureFixture) -> None:
+    def none() -> StoreBoard:
+        raise RuntimeError("no store")
+
+    assert not all_ranks_have("lane", True, group(0), none)
     assert "cannot be asked" in caplog.text
 
 
@@ -122,8 +180,8 @@ def test_the_check_is_off_by_default_and_with_one_rank(
     caplog.set_level("INFO")
     monkeypatch.setattr(rank_check, "get_parallel", lambda: SimpleNamespace(tp_group=group(0, 1)))
     lane: Any = None
-    assert rank_check.build_rank_check(None, Settings(), lane) is None and not caplog.text
-    assert rank_check.build_rank_check(None, Settings(check_ranks=4), lane) is None
+    assert rank_check.build_rank_check(None, Settings(), lane, 1) is None and not caplog.text
+    assert rank_check.build_rank_check(None, Settings(check_ranks=4), lane, 1) is None
     assert "there is one rank" in caplog.text
 
 
@@ -133,8 +191,71 @@ def test_where_ranks_cannot_be_compared_the_server_runs_unchecked(
     parallel = SimpleNamespace(tp_group=group(0), attn_dp_enabled=False)
     monkeypatch.setattr(rank_check, "get_parallel", lambda: parallel)
     lane: Any = None
-    assert rank_check.build_rank_check(None, Settings(check_ranks=4), lane) is None  # no process group here
+    assert rank_check.build_rank_check(None, Settings(check_ranks=4), lane, 1) is None  # no process group
     assert "ranks cannot be compared here" in caplog.text
+
+
+def peers_under_dp_attention(
+    monkeypatch: pytest.MonkeyPatch, store: Any, size: int, **flags: Any
+) -> list[tuple[int, Any]] | None:
+    """Peers of rank 0 of `size` ranks in two attention groups; None where there is no check."""
+    parallel = SimpleNamespace(tp_group=group(0, size), attn_dp_enabled=True, attn_dp_size=2, **flags)
+    monkeypatch.setattr(rank_check, "get_parallel", lambda: parallel)
+    monkeypatch.setattr(rank_board, "_get_default_store", lambda: store)
+    lane: Any = None
+    check = rank_check.build_rank_check(None, Settings(check_ranks=4), lane, 1)
+    if check is None:
+        return None
+    check.close()
+    return [(peer.rank, peer.fields) for peer in check.exchange.peers]
+
+
+IN_STEP = {"dwdp_size": 1, "enable_dp_attention_local_control_broadcast": False}
+
+
+def test_attention_groups_in_step_are_compared(monkeypatch: pytest.MonkeyPatch, store: Any) -> None:
+    assert peers_under_dp_attention(monkeypatch, store, 4, **IN_STEP) == [(1, FIELDS), (2, SHARED)]
+
+
+BY_ITSELF = [
+    ({"enable_dp_attention_local_control_broadcast": True}, False, "local-control-broadcast"),
+    ({"dwdp_size": 4}, False, "DWDP"),
+    ({}, True, "SGLANG_SCHEDULER_SKIP_ALL_GATHER"),
+]
+
+
+@pytest.mark.parametrize("case", BY_ITSELF, ids=lambda case: case[2])
+def test_where_upstream_lets_attention_groups_differ_they_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch, store: Any, caplog: pytest.LogCaptureFixture, case: Any
+) -> None:
+    caplog.set_level("INFO")
+    flags, variable, said = case
+    with envs.SGLANG_SCHEDULER_SKIP_ALL_GATHER.override(variable):
+        found = peers_under_dp_attention(monkeypatch, store, 4, **{**IN_STEP, **flags})
+        assert found == [(1, FIELDS)]
+        assert caplog.text.count("only within attention groups") == 1 and said in caplog.text
+        assert peers_under_dp_attention(monkeypatch, store, 2, **{**IN_STEP, **flags}) is None
+    assert "no other to be compared with" in caplog.text
+
+
+def test_upstream_has_these_flags() -> None:
+    assert set(IN_STEP) <= _parallel_config_leaves()
+
+
+def test_every_attachment_has_a_board_of_its_own_even_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    one: Any = runtime.Runtime()
+    monkeypatch.setattr(runtime, "role_of", lambda scheduler: 1 / 0)
+    for _ in range(2):
+        one.run(lambda scheduler: None, SimpleNamespace())
+    seen: list[StoreBoard] = []
+    one.scheduler = SimpleNamespace(tp_group=group(0))
+    monkeypatch.setattr(one, "_build_lane", lambda parts: "lane")
+    monkeypatch.setattr(StoreBoard, "of_this_group", lambda attachment: attachment)
+    monkeypatch.setattr(
+        rank_board, "all_ranks_have", lambda what, here, group, board: seen.append(board()) or True
+    )
+    assert one._lane_of_all_ranks("parts") == "lane"
+    assert seen == [2]
 
 
 @pytest.mark.parametrize("others", [True, False])
@@ -143,7 +264,7 @@ def test_the_lane_of_one_rank_alone_is_given_up(monkeypatch: pytest.MonkeyPatch,
     one.scheduler = SimpleNamespace(tp_group=group(0))
     one._launcher = SimpleNamespace(port=SimpleNamespace(lane_results="results"))
     monkeypatch.setattr(one, "_build_lane", lambda parts: "lane")
-    monkeypatch.setattr(rank_board, "all_ranks_have", lambda what, here, group: here and others)
+    monkeypatch.setattr(rank_board, "all_ranks_have", lambda what, here, group, board: here and others)
     assert one._lane_of_all_ranks("parts") == ("lane" if others else None)
     assert one._launcher.port.lane_results == ("results" if others else None)
     assert one.lane_account.report()["refused"] == ({} if others else {"closed-for-good": 1})

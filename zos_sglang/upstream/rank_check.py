@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import torch
+from sglang.srt.environ import envs
 from sglang.srt.runtime_context import get_parallel
 
 from zos_sglang.ranks.checker import Checker
@@ -61,17 +62,25 @@ class RankCheck:
         self.checker.close()
 
 
-def build_rank_check(scheduler: Any, settings: Settings, lane_account: LaneAccount) -> RankCheck | None:
-    """The check, running; None where it is off, or, logged, where it cannot be had."""
+def build_rank_check(
+    scheduler: Any, settings: Settings, lane_account: LaneAccount, attachment: int
+) -> RankCheck | None:
+    """The check, running; None where it is off, or, logged, where it cannot be had.
+
+    `attachment`: see `StoreBoard`.
+    """
     if not settings.check_ranks:
         return None
     if get_parallel().tp_group.world_size < 2:
         logger.info("zos-sglang: ZOS_CHECK_RANKS: there is one rank, nothing to compare")
         return None
     try:
-        check = _build(scheduler, settings.check_ranks, lane_account)
+        check = _build(scheduler, settings.check_ranks, lane_account, attachment)
     except Exception:
         logger.exception("zos-sglang: ZOS_CHECK_RANKS: ranks cannot be compared here")
+        return None
+    if not check.exchange.peers:
+        logger.info("zos-sglang: ZOS_CHECK_RANKS: this rank has no other to be compared with")
         return None
     check.checker.start()
     told = ", ".join(f"rank {peer.rank}" for peer in check.exchange.peers)
@@ -79,7 +88,7 @@ def build_rank_check(scheduler: Any, settings: Settings, lane_account: LaneAccou
     return check
 
 
-def _build(scheduler: Any, every: int, lane_account: LaneAccount) -> RankCheck:
+def _build(scheduler: Any, every: int, lane_account: LaneAccount, attachment: int) -> RankCheck:
     parallel = get_parallel()
     group = parallel.tp_group
 
@@ -88,8 +97,12 @@ def _build(scheduler: Any, every: int, lane_account: LaneAccount) -> RankCheck:
         return int(scheduler.token_to_kv_pool_allocator.available_size())
 
     log = DecisionLog(lane_account, free_slots, tokens)
-    peers = peers_of(group.rank, group.ranks, parallel.attn_dp_size if parallel.attn_dp_enabled else 1)
-    board = StoreBoard.of_this_group()
+    groups = parallel.attn_dp_size if parallel.attn_dp_enabled else 1
+    why_not = why_groups_differ(parallel) if parallel.attn_dp_enabled else None
+    if why_not is not None:
+        logger.info("zos-sglang: ZOS_CHECK_RANKS: only within attention groups, because of %s", why_not)
+    peers = peers_of(group.rank, group.ranks, groups, in_step=why_not is None)
+    board = StoreBoard.of_this_group(attachment)
     exchange = Exchange(board, group.rank, peers, every, log.take)
     launcher = psutil.Process().parent()
 
@@ -98,6 +111,21 @@ def _build(scheduler: Any, every: int, lane_account: LaneAccount) -> RankCheck:
 
     checker = Checker(exchange, lambda: stop_server(launcher), unsound)
     return RankCheck(every, log, exchange, checker)
+
+
+def why_groups_differ(parallel: Any) -> str | None:
+    """What lets the attention groups of this server go out of step without any fault, or None.
+
+    Upstream's `arg_groups/parallel_hook.py` sets them, `scheduler_components/dp_attn.py` and the intake obey.
+    """
+    if parallel.dwdp_size > 1:
+        return "DWDP: ranks run by themselves"  # It sets both others, too.
+    if parallel.enable_dp_attention_local_control_broadcast:
+        # A switch or a pause reaches each group by itself. The Rust server and elastic EP set it.
+        return "--enable-dp-attention-local-control-broadcast"
+    if envs.SGLANG_SCHEDULER_SKIP_ALL_GATHER.get():
+        return "SGLANG_SCHEDULER_SKIP_ALL_GATHER: is_extend_in_batch is of the rank alone"
+    return None
 
 
 def tokens(result: Any) -> Any:

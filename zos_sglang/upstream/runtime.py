@@ -59,6 +59,8 @@ class Runtime:
         self.observation: Any = Unobserved()
         #: The rank-consensus check (`RankCheck`); None where it is off.
         self.ranks: Any = None
+        #: How often this process has attached; equal on all ranks, each of which counts its failures too.
+        self._attachments = 0
         self._stall: StallDetector | None = None
         self._launcher: Launcher | None = None
         self._port: Any = None
@@ -105,6 +107,7 @@ class Runtime:
         from zos_sglang.upstream.role_parts import make_parts
         from zos_sglang.upstream.snapshot import make_snapshot
 
+        self._attachments += 1
         self._stop_stall_detector()  # of the loop before, if the server has changed its role
         self.scheduler, self.role = scheduler, role_of(scheduler)
         self._lane = None
@@ -131,7 +134,7 @@ class Runtime:
         self.observation.place("launcher", self._launcher)
         if device.own_map:
             self.observation.place("future map", scheduler.future_map)
-        self.ranks = build_rank_check(scheduler, self.settings, self.lane_account)
+        self.ranks = build_rank_check(scheduler, self.settings, self.lane_account, self._attachments)
         self._start_stall_detector()
 
     def request(self, mode: Mode) -> None:
@@ -216,10 +219,11 @@ class Runtime:
 
     def _lane_of_all_ranks(self, parts: Any) -> Any:
         """The lane, on all ranks or on none: memory may run out on one of them alone."""
-        from zos_sglang.upstream.rank_board import all_ranks_have
+        from zos_sglang.upstream.rank_board import StoreBoard, all_ranks_have
 
         lane = self._build_lane(parts)
-        if all_ranks_have("lane", lane is not None, self.scheduler.tp_group):
+        board = partial(StoreBoard.of_this_group, self._attachments)
+        if all_ranks_have("lane", lane is not None, self.scheduler.tp_group, board):
             return lane
         if lane is not None:
             logger.warning("zos-sglang: another rank has no resident lane; mode overlap runs")

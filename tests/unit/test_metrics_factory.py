@@ -71,11 +71,23 @@ def test_a_label_of_the_user_is_on_every_series_and_yields_to_ours(scrape: Scrap
 def test_families_that_cannot_be_made_cost_the_metrics_only(
     scrape: Scrape, caplog: pytest.LogCaptureFixture
 ) -> None:
-    once = scheduler()
-    assert make_metrics(once, runtime()) is not None
+    first, second = scheduler(), scheduler()
+    second.metrics_collector = SimpleNamespace(**vars(first.metrics_collector))
+    assert make_metrics(first, runtime()) is not None
     with caplog.at_level(logging.ERROR):
-        assert make_metrics(once, runtime()) is None  # the names are taken
+        assert make_metrics(second, runtime()) is None  # the names are taken
     assert "no zos_* metrics" in caplog.text
+
+
+def test_a_scheduler_that_changes_its_role_goes_on_in_the_same_families(scrape: Scrape) -> None:
+    once, shown = scheduler(), runtime()
+    for role in range(2):
+        sink = make_metrics(once, shown)
+        assert sink is not None
+        shown.account.passed("mode-switches")
+        sink(records(3 + role))  # of a recorder of its own, which numbers steps from 1
+    assert scrape.value("zos_steps_total", path="overlap", forward="decode") == 7
+    assert scrape.value("zos_mode_switches_total") == 2
 
 
 SCRIPT = """

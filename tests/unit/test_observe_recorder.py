@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.recording import Clocks, Event, columns, launch, new_recorder, process, result
+from zos_sglang.observe import keeper
 from zos_sglang.observe.adjacent import pairs
 from zos_sglang.observe.keeper import SETTLED
 from zos_sglang.observe.names import AFTER_IDLE, DELAYED_SAMPLING, PAUSED
@@ -539,6 +540,47 @@ def test_a_fault_is_logged_once_and_never_costs_a_step(
     assert swapped and it.faults == len(swapped)
     said = [r for r in caplog.records if r.levelno == logging.ERROR]
     assert len(said) == 1 and "recording failed" in said[0].getMessage()
+
+
+def lose_rows(it: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper, "charge", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            it.flush()
+
+
+def test_steps_that_a_fault_lost_are_not_taken_for_their_neighbours_when_recording_begins_again(
+    clocks: Clocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = new_recorder()
+    steps(it, clocks, 3)
+    lose_rows(it, monkeypatch)
+    it.restart()  # gives up the third step, whose row is lost
+    steps(it, clocks, 4)
+    found = columns(it)
+    assert found["step"] == [4, 5, 6] and set(found["ready"]) == {"at-process"}
+
+
+def test_a_result_of_a_step_that_a_fault_lost_is_nobodys(
+    clocks: Clocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = new_recorder()
+    it.begin()
+    it.end()  # the first one is looked at at once
+    lost = launch(it, result(Event(clocks)), Reason.NOTHING_PENDING, 0)
+    it.end()
+    lose_rows(it, monkeypatch)
+    kept = launch(it, result(Event(clocks)))
+    it.end()
+    process(it, lost)
+    clocks.work(40)
+    it.end()
+    assert columns(it)["step"] == []
+    process(it, kept)
+    clocks.work(2)
+    it.end()
+    found = columns(it)
+    assert (found["step"], found["cpu"]) == ([2], [2])
 
 
 class Breaking:

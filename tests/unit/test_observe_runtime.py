@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +31,7 @@ from zos_sglang.observe.columns import from_columns, to_columns
 from zos_sglang.observe.names import AFTER_IDLE, DELAYED_SAMPLING, EMBEDDING, MIDDLE_CHUNK, PAUSED, code
 from zos_sglang.observe.recorder import Recorder
 from zos_sglang.overlap.watch import OFF
-from zos_sglang.upstream import entry, overlap_off, runtime_observe
+from zos_sglang.upstream import entry, overlap_off, rank_board, runtime_observe
 from zos_sglang.upstream.unobserved import Unobserved
 from zos_sglang.upstream.watch_stock import StockWatch
 
@@ -514,6 +517,50 @@ def test_cost_is_measured_only_while_recording_in_a_loop_of_ours(attached: Any) 
     attached.observation.record(False)
     with pytest.raises(UpdateRejected, match="with recording on"):
         update("zos_record_cost", 64)
+
+
+@pytest.mark.parametrize(
+    ("key", "inside"), [("zos_record_reset", "flush"), ("zos_record_detail", "_read_clock_within")]
+)
+def test_a_request_that_fails_in_the_recorder_ends_recording_and_not_the_scheduler(
+    attached: Any, monkeypatch: pytest.MonkeyPatch, key: str, inside: str
+) -> None:
+    attached.observation.recorder.begin()
+    monkeypatch.setattr(Recorder, inside, lambda *_: 1 / 0)
+    update(key, 1)
+    assert attached.observation.recorder.faults >= 1 and attached.observation.watch is OFF
+
+
+def test_where_nobody_observes_there_is_every_request_all_the_same() -> None:
+    nobody = Unobserved()
+    nobody.reset()
+    nobody.detail(True)
+
+
+def test_a_lane_that_another_rank_lacks_is_let_go_whole(
+    attached: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Executor:
+        def step(self) -> None: ...
+
+    held: list[Any] = []
+
+    def build(_: Any) -> Any:
+        lane = SimpleNamespace(executor=Executor())
+        held.append(weakref.ref(lane.executor))
+        attached.observation.place("lane", lane)
+        attached.observation.place_forward("lane step", lane.executor, "step")
+        return lane
+
+    monkeypatch.setattr(attached, "_build_lane", build)
+    monkeypatch.setattr(rank_board, "all_ranks_have", lambda *_: False)
+    attached.scheduler.tp_group = None
+    assert attached._lane_of_all_ranks("parts") is None
+    gc.collect()
+    assert held[0]() is None
+    attached.observation.record(False)
+    attached.observation.record(True)
+    assert attached.observation.recorder.faults == 0
 
 
 def test_nothing_is_recorded_where_nobody_observes(monkeypatch: pytest.MonkeyPatch) -> None:

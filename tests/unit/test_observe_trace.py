@@ -276,6 +276,18 @@ def test_a_trace_is_made_where_it_is_asked_for_and_can_be(
     assert "No such file or directory" in caplog.text
 
 
+@pytest.mark.parametrize(("rank", "second"), [(0, "t.2.json"), (1, "t.tp1.2.json")])
+def test_a_further_trace_of_a_process_leaves_the_first_alone(tmp_path: Path, rank: int, second: str) -> None:
+    asked = Settings(trace=str(tmp_path / "t.json"))
+    for count in (4, 5):
+        sink = make_trace(asked, rank, {})
+        assert sink is not None
+        sink(steady(count, gpu=2, cpu=1))
+        sink.close()
+    assert len(read(file_of(str(tmp_path / "t.json"), rank)).records) == 4
+    assert len(read(tmp_path / second).records) == 5
+
+
 def test_a_disk_fault_ends_the_trace_and_never_reaches_the_scheduler(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

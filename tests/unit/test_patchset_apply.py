@@ -198,7 +198,10 @@ def test_an_error_between_two_renames_puts_everything_back(toy, capsys, monkeypa
     assert command == "revert" or not (toy[0] / "sglang/.zos_patches").exists()
 
 
-def test_an_interruption_waits_until_all_files_are_in_place(toy, monkeypatch):
+@pytest.mark.parametrize("command", ["apply", "revert"])
+def test_an_interruption_waits_until_all_files_are_in_place(toy, monkeypatch, command):
+    if command == "revert":
+        run("apply", toy)
     put = transaction._put
 
     def interrupted(source, path):
@@ -209,11 +212,54 @@ def test_an_interruption_waits_until_all_files_are_in_place(toy, monkeypatch):
     # A shell's job in the background is started with SIGINT ignored.
     inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        assert run("apply", toy) == 130
+        assert run(command, toy) == 130
     finally:
         signal.signal(signal.SIGINT, inherited)
     monkeypatch.undo()
+    assert run("check", toy) == (0 if command == "apply" else 1)
+    # The originals are kept as long as they are needed.
+    assert (toy[0] / "sglang/.zos_patches/originals" / SCHEDULER).exists() is (command == "apply")
+    assert run("revert", toy) == 0
+    assert patch_case.content(toy[0]) == toy[2]
+
+
+def test_what_cannot_be_tidied_up_afterwards_is_no_failure(toy, monkeypatch):
+    def failing(path, **_):
+        raise OSError(5, "Input/output error", path)
+
+    monkeypatch.setattr(os, "rmdir", failing)
+    assert run("apply", toy) == 0
+    monkeypatch.undo()
+    assert (toy[0] / "sglang/.zos_patches/old").exists()
     assert run("check", toy) == 0
+    assert run("revert", toy) == 0
+    assert not (toy[0] / "sglang/.zos_patches").exists()
+
+
+def test_the_originals_and_their_names_are_on_disk_before_the_first_rename(toy, monkeypatch):
+    fsync, put, order = os.fsync, transaction._put, []
+
+    def syncing(handle):
+        order.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    def putting(source, path):
+        order.append("put")
+        put(source, path)
+
+    def no_links(source, copy):
+        raise OSError(95, "Operation not supported", source)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(transaction, "_put", putting)
+    assert run("apply", toy) == 0
+    before = set(order[: order.index("put")])
+    package = toy[0] / "sglang"
+    kept = package / ".zos_patches/originals"
+    files = [kept / path for path in patch_case.FILES]
+    folders = {folder for file in files for folder in file.parents if folder.is_relative_to(package)}
+    assert {str(path) for path in [*files, *folders]} <= before
 
 
 CRASH = """

@@ -85,15 +85,16 @@ def charged(steps: np.ndarray, rows: np.ndarray, parts: np.ndarray) -> None:
     mine = target > 0
     if not mine.all():
         target, parts = target[mine], parts[mine]
-    places = np.searchsorted(steps[:, _STEP], target)
-    np.add.at(steps[:, _WALL : _CPU_FORWARD + 1], places, parts)
+    places, there = _places(steps, target)
+    np.add.at(steps[:, _WALL : _CPU_FORWARD + 1], places, parts[there])
 
 
 def processed(steps: np.ndarray, rows: np.ndarray, unseen: list[int], asynchronous: bool) -> np.ndarray:
     """Note results that were processed, or never will be; returns which steps are complete."""
     complete = np.zeros(len(steps), bool)
     rows = rows[rows[:, tape.RESULT] > 0]
-    places = np.searchsorted(steps[:, _STEP], rows[:, tape.RESULT])
+    places, there = _places(steps, rows[:, tape.RESULT])
+    rows = rows[there]
     complete[places] = True
     steps[places, _T_PROCESS] = rows[:, PROCESS]
     steps[places, _T_OUTPUT] = rows[:, PROCESSED]
@@ -103,11 +104,19 @@ def processed(steps: np.ndarray, rows: np.ndarray, unseen: list[int], asynchrono
         steps[places, _READY] = np.where(ready > 0, ready, AT_PROCESS)
         steps[places, _T_READY] = np.where(ready > 0, rows[:, tape.T_READY], rows[:, PROCESSED])
     if unseen:
-        places = np.searchsorted(steps[:, _STEP], unseen)
+        places, _ = _places(steps, np.array(unseen))
         complete[places] = True
         steps[places, _T_PROCESS] = steps[places, _T_READY] = steps[places, _T_OUTPUT] = 0
         steps[places, _WAIT], steps[places, _READY] = -1, UNSEEN
     return complete
+
+
+def _places(steps: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where steps of these numbers are, and which numbers are there at all: a fault may have lost some."""
+    places = np.searchsorted(steps[:, _STEP], numbers)
+    there = places < len(steps)
+    there[there] = steps[places[there], _STEP] == numbers[there]
+    return places[there], there
 
 
 def judged(steps: np.ndarray, before: np.ndarray) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ STEPS = 16
 
 logger = logging.getLogger(__name__)
 
+#: How many traces of a name this process has made: one more each time that a server changes its role.
+_made: Counter[Path] = Counter()
+
 
 def make_trace(settings: Settings, rank: int | str, facts: Mapping[str, Any]) -> TraceSink | None:
     """The trace that `ZOS_TRACE` asks for; None without it, or if its file cannot be made (logged).
@@ -29,18 +33,22 @@ def make_trace(settings: Settings, rank: int | str, facts: Mapping[str, Any]) ->
     Args:
         settings: `trace` and `trace_mb`.
         rank: of this scheduler: a tensor-parallel rank, or a label such as `dp1.tp0`. 0 and "" write the file
-            itself, others one beside it.
+            itself, others one beside it. A further trace of the process has its number in the name as well.
         facts: JSON about this server, in the file and on the report: `asynchronous` (bool), and best `mode`
             and `versions`.
     """
     if settings.trace is None:
         return None
-    path = file_of(settings.trace, rank)
+    first = file_of(settings.trace, rank)
+    number = _made[first] + 1
+    path = first if number == 1 else first.with_name(f"{first.stem}.{number}{first.suffix}")
     try:
-        return TraceSink(path, settings.trace_mb * 1_000_000, facts, f"scheduler {rank or 0}")
+        trace = TraceSink(path, settings.trace_mb * 1_000_000, facts, f"scheduler {rank or 0}")
     except OSError as error:
         logger.error("zos-sglang: no trace: cannot write %s: %s", path, error.strerror)
         return None
+    _made[first] = number
+    return trace
 
 
 def file_of(trace: str, rank: int | str) -> Path:

@@ -24,6 +24,8 @@ from zos_sglang.patchset.state import FileState, State, TreeState, examine
 #: Below the package: the same file system, so a rename is one step. Nothing imports it.
 FOLDER = ".zos_patches"
 ORIGINALS = "originals"
+#: What is to be put in place, and what is to be put back if that fails.
+STAGE = ("new", "old")
 _HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -69,11 +71,12 @@ def _change(found: TreeState, goal: State) -> list[str]:
                 try:
                     _commit(_prepare(found, todo, goal, work))
                 except BaseException:
-                    if found.state is State.ORIGINAL:
-                        shutil.rmtree(work, ignore_errors=True)
+                    _forget_unneeded(found, work)
                     raise
                 finally:
-                    _discard_stage(work)
+                    # All is in place, or back: what cannot be removed now, the next run removes.
+                    for name in STAGE:
+                        shutil.rmtree(work / name, ignore_errors=True)
             if goal is State.ORIGINAL:
                 shutil.rmtree(work, ignore_errors=True)
             return [file.target.path for file in todo]
@@ -98,7 +101,7 @@ def _alone(package: Path) -> Iterator[None]:
 
 def _prepare(found: TreeState, todo: list[FileState], goal: State, work: Path) -> list[Move]:
     """Write every new file and keep every present one, all below `work`."""
-    for name in ("new", "old"):
+    for name in STAGE:
         (work / name).mkdir(parents=True)
     # A checkout's `git status` should not show what we keep.
     (work / ".gitignore").write_text("*\n")
@@ -120,6 +123,7 @@ def _prepare(found: TreeState, todo: list[FileState], goal: State, work: Path) -
             else:
                 _written(new, content, path)
         moves.append(Move(path, new, old))
+    _sync_folders(work)
     return moves
 
 
@@ -147,6 +151,7 @@ def _same_file(source: Path, copy: Path) -> Path:
         os.link(source, copy)
     except OSError:
         shutil.copy2(source, copy)
+        _sync(copy)
     return copy
 
 
@@ -159,6 +164,21 @@ def _written(path: Path, content: bytes, like: Path) -> Path:
     if like.exists():
         shutil.copymode(like, path)
     return path
+
+
+def _sync_folders(work: Path) -> None:
+    """Put the names of what was prepared on disk too: a crash of the machine must not cost the originals."""
+    for folder in (work.parent, work, *(path for path in work.rglob("*") if path.is_dir())):
+        with suppress(OSError):  # some file systems sync no folders
+            _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _commit(moves: list[Move]) -> None:
@@ -216,7 +236,17 @@ def _put(source: Path | None, path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def _forget_unneeded(found: TreeState, work: Path) -> None:
+    """Remove what is kept, if the tree is original.
+
+    A signal that was held is answered after the commit, as an error: so look at what the tree is now.
+    """
+    with suppress(Exception):
+        if examine(found.tree, found.patches).state is State.ORIGINAL:
+            shutil.rmtree(work, ignore_errors=True)
+
+
 def _discard_stage(work: Path) -> None:
-    for name in ("new", "old"):
+    for name in STAGE:
         with suppress(FileNotFoundError):
             shutil.rmtree(work / name)

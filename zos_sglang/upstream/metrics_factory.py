@@ -14,13 +14,17 @@ logger = logging.getLogger(__name__)
 
 Sink = Callable[[np.ndarray], None]
 
+#: Upstream's collector with the families beside it, of which there is one in a process. A server that changes
+#: its role asks a second time, and families are registered for good.
+_made: list[tuple[Any, Metrics]] = []
+
 
 def make_metrics(scheduler: Any, runtime: Any = None) -> Sink | None:
     """What takes new step records into `/metrics`, or None where SGLang's metrics are off for this process.
 
     The sink takes records of dtype `record.STEP` that it has not seen; it is called about once a second,
-    also with no records, so that counts and the mode are right on an idle server. Once in a process:
-    families are registered for good.
+    also with no records, so that counts and the mode are right on an idle server. A further call for the
+    same collector goes on in the same families.
 
     Args:
         scheduler: upstream's scheduler.
@@ -31,7 +35,7 @@ def make_metrics(scheduler: Any, runtime: Any = None) -> Sink | None:
     if not scheduler.metrics_reporter.current_scheduler_metrics_enabled:
         return None
     try:
-        metrics = Metrics(_classes(scheduler.metrics_collector), _labels(scheduler.metrics_collector))
+        metrics = _metrics_beside(scheduler.metrics_collector)
     except Exception:
         logger.exception("zos-sglang: no zos_* metrics")
         return None
@@ -40,6 +44,15 @@ def make_metrics(scheduler: Any, runtime: Any = None) -> Sink | None:
         metrics.take(records, runtime.account, runtime.lane_account, runtime.mode)
 
     return sink
+
+
+def _metrics_beside(collector: Any) -> Metrics:
+    for known, metrics in _made:
+        if known is collector:
+            return metrics
+    metrics = Metrics(_classes(collector), _labels(collector))
+    _made.append((collector, metrics))
+    return metrics
 
 
 def _classes(collector: Any) -> Classes:

@@ -34,13 +34,10 @@ def record_handlers(runtime: Any) -> dict[str, Any]:
     def measure(steps: int) -> None:
         runtime.observation.measure_cost(steps)
 
-    def detail(on: int) -> None:
-        runtime.observation.recorder.detail = bool(on)
-
     return {
         "zos_record": handler(0, 1, lambda on: runtime.observation.record(bool(on))),
-        "zos_record_detail": handler(0, 1, detail),
-        "zos_record_reset": handler(1, 1, lambda _: runtime.observation.recorder.reset()),
+        "zos_record_detail": handler(0, 1, lambda on: runtime.observation.detail(bool(on))),
+        "zos_record_reset": handler(1, 1, lambda _: runtime.observation.reset()),
         "zos_report_steps": handler(0, KEPT, shown),
         "zos_record_cost": handler(
             1,

@@ -229,6 +229,7 @@ class Runtime:
             logger.warning("zos-sglang: another rank has no resident lane; mode overlap runs")
             self.lane_account.refused[Refusal.CLOSED_FOR_GOOD] += 1
             self.observation.place("lane", None)
+            self.observation.place_forward("lane step", None, "step")
             port: Any = self._launcher.port if self._launcher else None
             port.lane_results = None
         return None

@@ -125,7 +125,12 @@ class Observation:
 
     @harmless
     def place_forward(self, name: str, owner: Any, attribute: str) -> None:
-        """A callable that runs the model."""
+        """A callable that runs the model; owner None: it is no more."""
+        if owner is None:
+            self._forwards.pop(name, None)
+            if name in self._places:
+                self._places.pop(name).remove()
+            return
         self._forwards[name] = (owner, attribute)
         if self.watch is not OFF:
             self._stand_forwards()
@@ -229,6 +234,16 @@ class Observation:
         leaving = vars(self.scheduler).get(role_of(self.scheduler).select) is leave_stock
         if self.stock is not None and not self.stock.installed and not leaving:
             self._watch_stock()
+
+    @harmless
+    def reset(self) -> None:
+        """Forget all records, once they are handed on."""
+        self.recorder.reset()
+
+    @harmless
+    def detail(self, on: bool) -> None:
+        """Read the thread clock at every iteration, or at some."""
+        self.recorder.detail = on
 
     @harmless
     def measure_cost(self, steps: int) -> None:

@@ -29,6 +29,10 @@ class Unobserved:
 
     def close(self) -> None: ...
 
+    def reset(self) -> None: ...
+
+    def detail(self, on: bool) -> None: ...
+
     def report(self) -> None:
         return None
 

@@ -112,7 +112,7 @@ class LaneWorld:
                 self.in_flight_at_switch.append(len(queue))
                 mode, skip = asked[-1], True
         runtime = Runtime()
-        runtime.scheduler, runtime._port = scheduler, self.port
+        runtime.scheduler, runtime._launcher = scheduler, self.launcher
         runtime.drain_for_exit()
         return self
 

@@ -203,7 +203,7 @@ def test_on_a_graceful_exit_the_copies_under_way_are_drained_before_the_worker_s
         runtime.settings = Settings(mode="overlap", exit_timeout_s=10)
         runtime.scheduler = ending.scheduler
         process = ending.scheduler.process_batch_result
-        runtime._port = SimpleNamespace(process=process, transfers=lambda: 0)
+        runtime._launcher = SimpleNamespace(port=SimpleNamespace(process=process, transfers=lambda: 0))
         runtime.drain_for_exit()
         assert runtime.account.paths["drained"] == 1
 

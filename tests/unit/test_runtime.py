@@ -188,6 +188,7 @@ def test_off_gives_everything_back_and_lets_go(monkeypatch, caplog):
     runtime.run(stock_loop, scheduler)
     assert restored == [1]
     assert runtime._launcher is None and runtime._stall is None
+    assert not [name for name, value in vars(runtime).items() if isinstance(value, port.SglangPort)]
     assert "every callable is SGLang's own again" in caplog.text
     assert runtime.scheduler is None
     assert_right(scheduler, script)
@@ -386,7 +387,8 @@ def exiting(ready, timeout):
     runtime.scheduler = SimpleNamespace(
         result_queue=queue, process_batch_result=lambda b, r: done.append(r), ipc_channels=channels
     )
-    runtime._port = SimpleNamespace(process=lambda b, r: done.append(r), transfers=lambda: 0)
+    port = SimpleNamespace(process=lambda b, r: done.append(r), transfers=lambda: 0)
+    runtime._launcher = SimpleNamespace(port=port)
     return runtime, queue, done
 
 

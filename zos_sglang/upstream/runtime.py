@@ -63,7 +63,6 @@ class Runtime:
         self._attachments = 0
         self._stall: StallDetector | None = None
         self._launcher: Launcher | None = None
-        self._port: Any = None
         self._lane: Any = None
         self._make_lane: Callable[[], Any] = lambda: None
 
@@ -115,7 +114,6 @@ class Runtime:
         self._snapshot = make_snapshot()
         pins = PinRing(scheduler.batch_record_buf)
         port, device, launcher = make_parts(self.role, scheduler, pins, self.account, self.settings.wait)
-        self._port = port
         streams = Streams(
             scheduler.schedule_stream,
             scheduler.forward_stream,
@@ -162,8 +160,6 @@ class Runtime:
 
     def _run_mode(self, stock_loop: Callable[[Any], None], scheduler: Any, fresh: bool) -> Ended:
         if self.mode in ("off", "stock"):
-            if self.mode == "off":
-                self._let_go(scheduler)
             return self._run_stock(stock_loop, scheduler)
         return self._run_ours(scheduler, skip_intake=not fresh)
 
@@ -180,7 +176,7 @@ class Runtime:
         guard = make_guard(rule, dp_attention=dp_attention, sync=sync)
         self.first_token.active = dp_attention and rule is PrefillRule.FIRST_TOKEN and not sync
         self.loop = EventLoop(
-            self._launcher.port,
+            self._port,
             self._launcher,
             queue,
             guard,
@@ -230,8 +226,7 @@ class Runtime:
             self.lane_account.refused[Refusal.CLOSED_FOR_GOOD] += 1
             self.observation.place("lane", None)
             self.observation.place_forward("lane step", None, "step")
-            port: Any = self._launcher.port if self._launcher else None
-            port.lane_results = None
+            self._port.lane_results = None
         return None
 
     def _build_lane(self, parts: Any) -> Any:
@@ -251,13 +246,18 @@ class Runtime:
         if built is None:
             return None
         lane, results = built
-        port: Any = self._launcher.port
-        port.lane_results = results
+        self._port.lane_results = results
         self.observation.place("lane", lane)
         if lane.executor.graphs:
             # Its steps do not go through the runner's forward.
             self.observation.place_forward("lane step", lane.executor, "step")
         return lane
+
+    @property
+    def _port(self) -> Any:
+        """The host's side of an iteration. It holds the lane's results, so mode off must not keep it."""
+        assert self._launcher is not None
+        return self._launcher.port
 
     def time_floor(self, replays: int) -> None:
         """Time the bare model step at the lane's next opening. Scheduler thread only."""
@@ -271,7 +271,9 @@ class Runtime:
     def _run_stock(self, stock_loop: Callable[[Any], None], scheduler: Any) -> Ended:
         if scheduler.last_batch is not None:
             bridge_into_stock(scheduler, self._port)
-        if self.mode != "off":
+        if self.mode == "off":
+            self._let_go(scheduler)
+        else:
             self.observation.enter(self.mode, "stock")
         try:
             stock_loop(scheduler)

@@ -35,8 +35,9 @@ from rich.console import Console
 
 from zos_sglang.observe.tools.top_view import view
 from zos_sglang.testing import slow_device
+from zos_sglang.testing.distribution import distribution
 from zos_sglang.testing.models import make_tiny
-from zos_sglang.testing.server import HOST, ServerProcess, cpu_env, free_port
+from zos_sglang.testing.server import HOST, ServerProcess, free_port
 from zos_sglang.testing.slow_device import Pace
 
 ROOT = Path(__file__).parents[1]
@@ -56,14 +57,11 @@ MODES = ("sync", "overlap", "resident")
 @contextmanager
 def server(work: Path, name: str, mode: str) -> Iterator[ServerProcess]:
     """A server with the virtual GPU that writes its trace to `work/NAME.json`; ended by SIGTERM."""
-    info = work / "slow_device-1.0.dist-info"
-    info.mkdir(exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-device\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(slow_device.ENTRY)
+    found_by = distribution(work, "slow-device", "1.0", slow_device.ENTRY)
     pace = work / "pace.json"
     slow_device.set_pace(pace, PACE)
     env = {
-        "PYTHONPATH": os.pathsep.join([str(work), str(ROOT), cpu_env()["PYTHONPATH"]]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), found_by["PYTHONPATH"]]),
         "ZOS_TRACE": str(work / f"{name}.json"),
         slow_device.FILE: str(pace),
     }

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.server.conftest import STRICT, Client, ServerProcess, client_of, distribution, serve, tiny_model
+from tests.server.conftest import STRICT, Client, ServerProcess, client_of, serve, tiny_model
 from zos_sglang.testing import rank_jitter
+from zos_sglang.testing.distribution import distribution
 
 __all__ = ["client_of", "serve", "tiny_model"]
 

@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.server.conftest import CACHE, distribution
+from tests.server.conftest import CACHE
 from zos_sglang.overlap.guards import PrefillRule
 from zos_sglang.testing import dp_jitter
 from zos_sglang.testing.bench import dp_rule
 from zos_sglang.testing.bench.dp_attention import set_rule
+from zos_sglang.testing.distribution import distribution
 from zos_sglang.testing.dp_server import RANKS, DpServer, Hung, watched
 from zos_sglang.testing.models import make_tiny
 

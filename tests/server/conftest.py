@@ -1,6 +1,5 @@
 """Real servers over HTTP on the CPU, on a tiny random model."""
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +9,7 @@ import httpx
 import pytest
 
 from zos_sglang.testing.models import make_tiny
-from zos_sglang.testing.server import ServerProcess, cpu_env
+from zos_sglang.testing.server import ServerProcess
 
 CACHE = Path(__file__).parents[2] / ".cache"
 
@@ -50,15 +49,6 @@ def serve(
 def entry_points(module: str) -> str:
     """An entry_points.txt that names `module`'s `register` as a plugin of the module's first word."""
     return f"[sglang.srt.plugins]\n{module.split('_', maxsplit=1)[0]} = {module}:register\n"
-
-
-def distribution(folder: Path, name: str, version: str, entries: str = "") -> dict[str, str]:
-    """Make metadata of a distribution that comes first on the path; returns the environment for it."""
-    info = folder / f"{name}-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (info / "entry_points.txt").write_text(entries)
-    return {"PYTHONPATH": os.pathsep.join([str(folder), cpu_env()["PYTHONPATH"]])}
 
 
 class Client:

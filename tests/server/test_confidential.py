@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from tests.server.conftest import STRICT, distribution, entry_points
+from tests.server.conftest import STRICT, entry_points
+from zos_sglang.testing.distribution import distribution
 
 pytestmark = pytest.mark.server
 

@@ -9,7 +9,8 @@ import time
 import httpx
 import pytest
 
-from tests.server.conftest import STRICT, distribution, entry_points
+from tests.server.conftest import STRICT, entry_points
+from zos_sglang.testing.distribution import distribution
 
 pytestmark = pytest.mark.server
 

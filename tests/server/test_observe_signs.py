@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.conftest import distribution
 from zos_sglang.observe.columns import from_columns
 from zos_sglang.observe.model import Step, busy, gpu, measured, predict, serial, step_of
 from zos_sglang.observe.names import code
 from zos_sglang.observe.signs import Delivery, Finding, Sign, Verdict, delivery, judge
 from zos_sglang.testing import slow_device
+from zos_sglang.testing.distribution import distribution
 from zos_sglang.testing.slow_device import Pace, set_pace
 
 pytestmark = pytest.mark.server

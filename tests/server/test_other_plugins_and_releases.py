@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.server.conftest import distribution, entry_points
+from tests.server.conftest import entry_points
+from zos_sglang.testing.distribution import distribution
 from zos_sglang.testing.server import ServerFailed, cpu_args, cpu_env
 
 pytestmark = pytest.mark.server

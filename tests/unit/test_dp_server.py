@@ -8,7 +8,8 @@ import pytest
 from zos_sglang.testing import dp_jitter
 from zos_sglang.testing.bench.dp_attention import summarise
 from zos_sglang.testing.dp_jitter import Jitter
-from zos_sglang.testing.dp_server import ENV, DpServer, Hung, watched
+from zos_sglang.testing.dp_server import DpServer, Hung, watched
+from zos_sglang.testing.server import cpu_env, ranks_of
 
 SERVER = SimpleNamespace(stacks=lambda folder: f"the stacks in {folder}")
 
@@ -48,7 +49,8 @@ def test_delays_are_those_of_the_seed(monkeypatch):
 def test_a_rank_does_not_sleep_while_it_is_idle(tmp_path):
     server = DpServer("model", mode="overlap", log=tmp_path / "log", args=("--more",))
     assert "--sleep-on-idle" not in server.command and server.command[-1] == "--more"
-    assert "--enable-dp-attention" in server.command and ENV["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1"
+    assert "--enable-dp-attention" in server.command
+    assert cpu_env(ranks_of(server.command))["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1"
 
 
 def test_rules_are_compared_inside_a_repeat():

@@ -246,6 +246,7 @@ def test_a_port_that_somebody_holds_is_not_taken(monkeypatch: pytest.MonkeyPatch
         (["--tp-size=4", "--page-size", "16"], 4),
         (["--tensor-parallel-size", "2", "--dp-size", "2"], 4),
         (["--tp", "2", "--tp", "1"], 1),
+        (["--tp", "2", "--dp", "2", "--enable-dp-attention"], 2),
     ],
 )
 def test_flags_tell_how_many_ranks_a_server_has(args: list[str], ranks: int) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import distribution
 from zos_sglang.testing import slow_device
+from zos_sglang.testing.distribution import distribution
 from zos_sglang.testing.slow_device import (
     Hooks,
     Pace,

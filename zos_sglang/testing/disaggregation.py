@@ -17,8 +17,8 @@ from zos_sglang.testing.server import (
     HOST,
     ServerFailed,
     ServerProcess,
-    _dying_with_us,
     cpu_env,
+    dying_with_us,
     free_port,
 )
 
@@ -125,7 +125,7 @@ class Disaggregated:
             raise
 
     def _start_balancer(self) -> None:
-        command = [*_dying_with_us(), sys.executable, "-m", "zos_sglang.testing.balancer"]
+        command = [*dying_with_us(), sys.executable, "-m", "zos_sglang.testing.balancer"]
         command += ["--port", str(self.port)]
         command += ["--prefill", self.prefill.url, "--decode", self.decode.url]
         command += ["--bootstrap-port", str(self.bootstrap_port)]

@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from zos_sglang.testing.rank_jitter import this_rank
+
 #: `entry_points.txt` of a distribution that lets SGLang find the plugin.
 ENTRY = "[sglang.srt.plugins]\ndp_jitter = zos_sglang.testing.dp_jitter:register\n"
 JITTER, FOLDER = "DP_JITTER", "DP_STACKS"
@@ -59,17 +61,12 @@ def register() -> None:
     late, seed = (int(word) for word in os.environ[JITTER].split(":"))
     jitter = Jitter(seed)
 
-    def is_late() -> bool:
-        from sglang.srt.runtime_context import get_parallel
-
-        return bool(get_parallel().tp_rank == late)
-
     def before(*_: Any, **__: Any) -> None:
-        if is_late():
+        if this_rank() == late:
             jitter()
 
     def behind(plan: Any, *_: Any, **__: Any) -> None:
-        if is_late():
+        if this_rank() == late:
             jitter()
             batch = plan.batch_to_run
             if batch is not None and any(req.rid == HANG for req in batch.reqs):

@@ -21,8 +21,6 @@ ARGS = (
     *("--chunked-prefill-size", "128"),  # shared by the ranks: 64 tokens a chunk
     *("--json-model-override-args", '{"num_hidden_layers": 1}'),
 )
-#: A core for each rank; upstream's CPU engine asks for it wherever there is more than one rank.
-ENV = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(core) for core in range(RANKS))}
 _STACKS_S = 1.0
 
 
@@ -42,7 +40,7 @@ class DpServer(ServerProcess):
         args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(model, mode=mode, args=[*ARGS, *args], env={**ENV, **(env or {})}, log=log)
+        super().__init__(model, mode=mode, args=[*ARGS, *args], env=env, log=log)
 
     @property
     def command(self) -> list[str]:

@@ -165,7 +165,7 @@ def _hold_up(plan: Plan) -> None:
 
     from zos_sglang.upstream.lane_results import LaneResults
 
-    jitter = Jitter(plan, _rank)
+    jitter = Jitter(plan, this_rank)
     for target in (_RECEIVE, _FORWARD, _PROCESS):
         HookRegistry.register(target, jitter.pass_by, HookType.BEFORE)
     process = LaneResults.process
@@ -186,15 +186,16 @@ def _decide_otherwise(plan: Plan) -> None:
     assert plan.fault is not None
     if plan.fault[1] == "decision":
         EventLoop._decide = otherwise(  # type: ignore[method-assign]
-            EventLoop._decide, lambda found: FIRST_TOKEN if found.overlap else found, _rank, plan
+            EventLoop._decide, lambda found: FIRST_TOKEN if found.overlap else found, this_rank, plan
         )
     elif plan.fault[1] == "lane":
-        EagerExecutor.open = failing(EagerExecutor.open, _rank, plan)  # type: ignore[method-assign]
+        EagerExecutor.open = failing(EagerExecutor.open, this_rank, plan)  # type: ignore[method-assign]
     else:
-        SglangPort.select = otherwise(SglangPort.select, lambda _: None, _rank, plan)  # type: ignore[method-assign]
+        SglangPort.select = otherwise(SglangPort.select, lambda _: None, this_rank, plan)  # type: ignore[method-assign]
 
 
-def _rank() -> int:
+def this_rank() -> int:
+    """This process's tensor-parallel rank; known once its scheduler is set up."""
     from sglang.srt.runtime_context import get_parallel
 
     return int(get_parallel().tp_rank)

@@ -71,11 +71,18 @@ def cpu_env(ranks: int = 1) -> dict[str, str]:
 
 
 def ranks_of(args: Sequence[str]) -> int:
-    """How many scheduler processes SGLang starts with these flags: tensor, data and pipeline ranks."""
+    """How many scheduler processes SGLang starts with these flags: tensor, data and pipeline ranks.
+
+    With DP attention the tensor ranks are the data ranks.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for names in _SIZES:
         parser.add_argument(*names, type=int, default=1, dest=names[0])
-    return math.prod(vars(parser.parse_known_args(list(args))[0]).values())
+    parser.add_argument("--enable-dp-attention", action="store_const", const=True, dest="shared")
+    found = vars(parser.parse_known_args(list(args))[0])
+    if found.pop("shared"):
+        del found["--dp"]
+    return math.prod(found.values())
 
 
 def cuda_available() -> bool:
@@ -160,7 +167,7 @@ class ServerProcess:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as sink:
             self._process = subprocess.Popen(
-                [*_dying_with_us(), *self.command],
+                [*dying_with_us(), *self.command],
                 env=env,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
@@ -251,7 +258,7 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def _dying_with_us() -> list[str]:
+def dying_with_us() -> list[str]:
     """Prefix of a command that is killed when we are, even by SIGKILL; it becomes the command.
 
     SGLang's own children follow their parent the same way. Linux ties this to the thread that

@@ -1,4 +1,4 @@
-"""One thing that must hold of a server on a CUDA device."""
+"""One thing that must hold of a server that was measured."""
 
 from __future__ import annotations
 

@@ -33,27 +33,12 @@ class Shape:
     def config(self, dtype: str) -> dict[str, Any]:
         """The model's config.json."""
         return {
+            **common_config(self, dtype),
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "bos_token_id": None,
-            "eos_token_id": self.vocab - 1,
             "head_dim": self.head_dim,
-            "hidden_act": "silu",
-            "hidden_size": self.hidden,
-            "initializer_range": 0.02,
-            "intermediate_size": self.inner,
-            "max_position_embeddings": self.context,
-            "num_attention_heads": self.heads,
-            "num_hidden_layers": self.layers,
             "num_key_value_heads": self.kv_heads,
-            "rms_norm_eps": 1e-6,
             "rope_theta": 1000000,
-            "tie_word_embeddings": False,
-            "torch_dtype": dtype,
-            "use_cache": True,
-            "vocab_size": self.vocab,
         }
 
     def matrices(self) -> dict[str, tuple[int, int]]:
@@ -64,15 +49,13 @@ class Shape:
             "lm_head.weight": (self.vocab, self.hidden),
         }
         for layer in range(self.layers):
-            attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
+            attention = f"model.layers.{layer}.self_attn"
             found |= {
                 f"{attention}.q_proj.weight": (q, self.hidden),
                 f"{attention}.k_proj.weight": (kv, self.hidden),
                 f"{attention}.v_proj.weight": (kv, self.hidden),
                 f"{attention}.o_proj.weight": (self.hidden, q),
-                f"{mlp}.gate_proj.weight": (self.inner, self.hidden),
-                f"{mlp}.up_proj.weight": (self.inner, self.hidden),
-                f"{mlp}.down_proj.weight": (self.hidden, self.inner),
+                **mlp(f"model.layers.{layer}.mlp", self.hidden, self.inner),
             }
         return found
 
@@ -101,6 +84,37 @@ class Sizes(Protocol):
 
     def gains(self) -> dict[str, int]:
         """Name and length of every vector."""
+
+
+def common_config(shape: Any, dtype: str) -> dict[str, Any]:
+    """What the config.json of every model here has; sizes are attributes of `shape`."""
+    return {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": shape.vocab - 1,
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": shape.inner,
+        "max_position_embeddings": shape.context,
+        "num_attention_heads": shape.heads,
+        "num_hidden_layers": shape.layers,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "torch_dtype": dtype,
+        "use_cache": True,
+        "vocab_size": shape.vocab,
+    }
+
+
+def mlp(prefix: str, hidden: int, inner: int) -> dict[str, tuple[int, int]]:
+    """Name and shape (out, in) of the matrices of one gated MLP."""
+    return {
+        f"{prefix}.gate_proj.weight": (inner, hidden),
+        f"{prefix}.up_proj.weight": (inner, hidden),
+        f"{prefix}.down_proj.weight": (hidden, inner),
+    }
 
 
 def make_wide(out: Path, shape: Sizes | None = None, *, dtype: str = "bfloat16", seed: int = 0) -> Path:

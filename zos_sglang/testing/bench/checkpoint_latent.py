@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from zos_sglang.testing.bench.checkpoint import common_config, mlp
+
 
 @dataclass(frozen=True)
 class LatentShape:
@@ -32,34 +34,23 @@ class LatentShape:
     def config(self, dtype: str) -> dict[str, Any]:
         """The model's config.json."""
         return {
+            **common_config(self, dtype),
             "architectures": ["DeepseekV3ForCausalLM"],
             "model_type": "deepseek_v3",
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "bos_token_id": None,
-            "eos_token_id": self.vocab - 1,
             "first_k_dense_replace": 1,
-            "hidden_act": "silu",
-            "hidden_size": self.hidden,
-            "initializer_range": 0.02,
-            "intermediate_size": self.inner,
             "kv_lora_rank": self.kv_rank,
-            "max_position_embeddings": self.context,
             "moe_intermediate_size": self.expert_inner,
             "moe_layer_freq": 1,
             "n_group": 2,
             "n_routed_experts": self.experts,
             "n_shared_experts": 1,
             "norm_topk_prob": True,
-            "num_attention_heads": self.heads,
             "num_experts_per_tok": self.experts_a_token,
-            "num_hidden_layers": self.layers,
             "num_key_value_heads": self.heads,
             "num_nextn_predict_layers": 0,
             "q_lora_rank": self.q_rank,
             "qk_nope_head_dim": self.nope_dim,
             "qk_rope_head_dim": self.rope_dim,
-            "rms_norm_eps": 1e-6,
             "rope_scaling": {
                 "type": "yarn",
                 "factor": 4.0,
@@ -72,13 +63,9 @@ class LatentShape:
             "rope_theta": 10000,
             "routed_scaling_factor": 1.0,
             "scoring_func": "sigmoid",
-            "tie_word_embeddings": False,
             "topk_group": 1,
             "topk_method": "noaux_tc",
-            "torch_dtype": dtype,
-            "use_cache": True,
             "v_head_dim": self.value_dim,
-            "vocab_size": self.vocab,
         }
 
     def matrices(self) -> dict[str, tuple[int, int]]:
@@ -91,12 +78,12 @@ class LatentShape:
             prefix = f"model.layers.{layer}"
             found |= self._attention(f"{prefix}.self_attn")
             if layer == 0:
-                found |= _mlp(f"{prefix}.mlp", self.hidden, self.inner)
+                found |= mlp(f"{prefix}.mlp", self.hidden, self.inner)
                 continue
             found[f"{prefix}.mlp.gate.weight"] = (self.experts, self.hidden)
-            found |= _mlp(f"{prefix}.mlp.shared_experts", self.hidden, self.expert_inner)
+            found |= mlp(f"{prefix}.mlp.shared_experts", self.hidden, self.expert_inner)
             for expert in range(self.experts):
-                found |= _mlp(f"{prefix}.mlp.experts.{expert}", self.hidden, self.expert_inner)
+                found |= mlp(f"{prefix}.mlp.experts.{expert}", self.hidden, self.expert_inner)
         return found
 
     def _attention(self, prefix: str) -> dict[str, tuple[int, int]]:
@@ -123,11 +110,3 @@ class LatentShape:
             if layer:
                 found[f"{prefix}.mlp.gate.e_score_correction_bias"] = self.experts
         return found
-
-
-def _mlp(prefix: str, hidden: int, inner: int) -> dict[str, tuple[int, int]]:
-    return {
-        f"{prefix}.gate_proj.weight": (inner, hidden),
-        f"{prefix}.up_proj.weight": (inner, hidden),
-        f"{prefix}.down_proj.weight": (hidden, inner),
-    }

@@ -25,9 +25,9 @@ from zos_sglang.overlap.guards import PrefillRule
 from zos_sglang.testing.bench.dp_rule import ENTRY, KEY, RULES
 from zos_sglang.testing.bench.record import provenance, write_json
 from zos_sglang.testing.bench.stats import spread
+from zos_sglang.testing.distribution import distribution
 from zos_sglang.testing.dp_server import RANKS, DpServer
 from zos_sglang.testing.models import make_tiny
-from zos_sglang.testing.server import cpu_env
 
 BASE = PrefillRule.NEVER
 #: One prompt fills a prefill; a long one takes three. The flag is shared by the ranks.
@@ -141,7 +141,7 @@ def main(argv: list[str] | None = None) -> int:
             make_tiny("qwen3", args.model),
             mode="overlap",
             args=ARGS,
-            env=_with_plugin(Path(folder)),
+            env=distribution(Path(folder), "dp_rule", "1.0", ENTRY),
             log=Path(folder) / "server.log",
         )
         load = os.getloadavg()
@@ -164,14 +164,6 @@ def main(argv: list[str] | None = None) -> int:
         )
         print(f"{rule:12} {', '.join(cells)}  {result['reasons'][rule]}")
     return 0
-
-
-def _with_plugin(folder: Path) -> dict[str, str]:
-    info = folder / "dp_rule-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dp_rule\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(ENTRY)
-    return {"PYTHONPATH": os.pathsep.join([str(folder), cpu_env()["PYTHONPATH"]])}
 
 
 if __name__ == "__main__":

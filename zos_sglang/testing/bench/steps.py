@@ -18,6 +18,7 @@ from zos_sglang.observe.model import gpu, median_us
 from zos_sglang.observe.names import Forward, code
 from zos_sglang.observe.record import KEPT
 from zos_sglang.observe.signs import Finding, Sign, Verdict, judge
+from zos_sglang.testing.bench.check import Check
 from zos_sglang.testing.bench.client import BenchClient, BenchError, prompts
 from zos_sglang.testing.bench.floor import measure_floor
 
@@ -42,15 +43,6 @@ class Plan:
     prompt: int
     output: int
     vocab: int
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that must hold, with what was found."""
-
-    what: str
-    ok: bool
-    found: Any
 
 
 def record(client: BenchClient, plan: Plan) -> Iterator[dict[str, Any]]:

@@ -14,12 +14,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from zos_sglang.testing.bench.check import Check
 from zos_sglang.testing.bench.checkpoint import vocabulary
 from zos_sglang.testing.bench.client import BenchClient
 from zos_sglang.testing.bench.flags import FAILURES, model_flags, modes_of, numbers
 from zos_sglang.testing.bench.record import provenance, write_json
 from zos_sglang.testing.bench.serve import Config, find_model
-from zos_sglang.testing.bench.steps import Check, Plan, check, record, row, told
+from zos_sglang.testing.bench.steps import Plan, check, record, row, told
 from zos_sglang.testing.model_check.records import KIND
 from zos_sglang.testing.server import cuda_available
 

@@ -52,12 +52,14 @@ class Speculation:
         """A tiny model with a tokenizer, which a grammar needs; a draft model is the same one."""
         model = make_tiny("qwen3", models / "tiny-qwen3")
         name = self.algorithm if cuda_available() else self.on_cpu
+        # SGLang's CUDA kernels of the norms know half precision only.
+        dtype = "bfloat16" if cuda_available() else "float32"
         args = ["--speculative-algorithm", name, "--speculative-num-draft-tokens", "4"]
         if name == "STANDALONE":
             args += ["--speculative-draft-model-path", str(model)]
             args += ["--speculative-num-steps", "3", "--speculative-eagle-topk", "1"]
         return Config(
-            model=model, dtype="float32", batches=(1, ROWS), args=args, tokenizer=True, attention=_attention()
+            model=model, dtype=dtype, batches=(1, ROWS), args=args, tokenizer=True, attention=_attention()
         )
 
     def examine(self, server: ServerProcess) -> tuple[dict[str, Any], list[Check]]:

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from tests.unit.made_records import steady
-from zos_sglang.observe.columns import to_columns
+from zos_sglang.observe.columns import from_columns, to_columns
 from zos_sglang.observe.names import code
 from zos_sglang.testing.bench.client import BenchError, Wave
-from zos_sglang.testing.bench.steps import Plan, check, record, row, told
+from zos_sglang.testing.bench.steps import Plan, check, over_floor, record, row, told
 
-FLOOR = {"us": 2000.0}
+FLOOR = {"us": 2000.0, "mean_len": 132.0}
+PROMPT = 32
 
 
 def wave(mode: str, floor: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
@@ -24,7 +25,8 @@ def wave(mode: str, floor: dict[str, Any] | None = None, **fields: Any) -> dict[
         found["path"] = code("path", "resident")
     for name, value in fields.items():
         found[name] = value
-    return {"batch": 4, "mode": mode, "floor": floor, "records": to_columns(found), "signs": []}
+    kept = {"floor": floor, "records": to_columns(found), "signs": []}
+    return {"batch": 4, "mode": mode, "prompt": PROMPT, **kept}
 
 
 def failed(found: dict[str, Any], *, asynchronous: bool = True) -> list[str]:
@@ -52,8 +54,18 @@ def test_a_lane_whose_device_waits_does_not_pass() -> None:
 @pytest.mark.parametrize("us", [1700.0, 2300.0])
 def test_device_times_that_are_not_the_floors_do_not_pass(us: float) -> None:
     assert "batch 4, resident: device time 0.97 to 1.08 times the floor" in failed(
-        wave("resident", {"us": us})
+        wave("resident", FLOOR | {"us": us})
     )
+
+
+def test_the_floor_is_held_against_steps_of_its_own_kv_length() -> None:
+    growing = wave("resident", FLOOR | {"mean_len": 182.0}, gpu=(1500 + 10 * np.arange(200)) * 1000)
+    assert over_floor(from_columns(growing["records"]), growing) == pytest.approx(2990 / 2000, abs=0.01)
+
+
+def test_a_forward_computed_by_the_thread_does_not_pass_where_a_device_computes() -> None:
+    found = failed(wave("overlap", cpu_forward=500_000))
+    assert "batch 4, overlap: no forward is computed by the thread" in found
 
 
 def test_where_the_thread_is_the_device_no_sign_may_claim_to_know() -> None:

@@ -250,7 +250,7 @@ def test_the_classes_sum_to_the_cpu_of_the_iteration(
         assert all((records[f"cpu_{name}"] >= 0).all() for name in names)
         # What a division leaves over may go to the iteration that is under way.
         assert abs(int(records["cpu"].sum()) - (clocks.cpu - began)) <= len(iterations)
-        if asynchronous and not detail:
+        if asynchronous:
             assert not records["cpu_forward"].any()
 
 
@@ -299,7 +299,7 @@ def test_a_forward_is_the_devices_own_work_only_where_it_runs_in_the_thread(
     process(it, given)
     it.end()
     found = columns(it)
-    own = not asynchronous or detail
+    own = not asynchronous
     assert found["cpu_forward"] == [1_000 if own else 0]
     assert found["cpu_prepare"] == [100 if own else 1_100] and found["cpu_readback"] == [50]
 

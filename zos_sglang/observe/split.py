@@ -51,8 +51,9 @@ def charge(rows: np.ndarray, readings: Sequence[tuple[int, int]], asynchronous: 
     clocked = (rows[:, SAMPLED] & BY_CLOCK) > 0
     if clocked.any():
         burnt = np.where(clocked, rows[:, CPU_WAITED], burnt)
-        cpu_forward = np.where(clocked, rows[:, CPU_FORWARD], 0)
-        own = np.where(clocked, own - forward, own)
+        if not asynchronous:  # there a forward is a launch: preparation
+            cpu_forward = np.where(clocked, rows[:, CPU_FORWARD], 0)
+            own = np.where(clocked, own - forward, own)
     rest = cpu - burnt - cpu_forward
     stretches = np.stack((rows[:, READING_NS], _processing(rows), rows[:, DEPENDS_NS], forward))
     stretches[3][clocked | asynchronous] = 0

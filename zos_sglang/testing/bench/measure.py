@@ -157,7 +157,7 @@ def samples(zos: dict[str, Any], mode: str, batch: int) -> dict[str, list[int]]:
     """What the records say of decode steps of one mode and batch size, in order: lists in ns.
 
     Of each step behind one like it: `wall_ns` from forward to forward, and `cpu_ns` of the scheduler's thread
-    in the iteration, without the forward. Raises BenchError.
+    in the iteration, without the forward where the thread computes it itself. Raises BenchError.
     """
     steps = zos.get("steps")
     if steps is None:

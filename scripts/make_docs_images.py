@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Makes the pictures of docs/observability.md from real runs on this machine. About six minutes.
+"""Makes the pictures of two pages of docs (observability, how-it-works) from real runs. About seven minutes.
 
     python scripts/make_docs_images.py [--out docs/images] [--work FOLDER]
+    python scripts/make_docs_images.py --timelines    # docs/how-it-works.md, from docs/traces; no server
 
-Four real servers one after the other, with a tiny model and the virtual GPU of
+Five real servers one after the other, with a tiny model and the virtual GPU of
 `zos_sglang.testing.slow_device`: a step keeps the device for 15 ms, and selecting a batch takes 6 ms longer
 than it would. So overlap shows on a machine without a GPU, and the times are those of no real GPU.
 
@@ -36,6 +37,7 @@ from rich.console import Console
 from zos_sglang.observe.tools.top_view import view
 from zos_sglang.testing import slow_device
 from zos_sglang.testing.distribution import distribution
+from zos_sglang.testing.docs import picture, timeline
 from zos_sglang.testing.models import make_tiny
 from zos_sglang.testing.server import HOST, ServerProcess, free_port
 from zos_sglang.testing.slow_device import Pace
@@ -49,6 +51,8 @@ ROWS, CLIENTS = 16, 12
 EACH_S = 30
 PANELS = ("Steps by path", "Steps not overlapped", "Launch interval and device time", "Wait for the result")
 MODES = ("sync", "overlap", "resident")
+#: Excerpts of traces, which the timelines are drawn from; kept, so that anybody can look at them.
+TRACES = ROOT / "docs" / "traces"
 
 
 # ------------------------------------------------------------ a server and its traffic
@@ -248,13 +252,23 @@ def picture_of_metrics(prometheus: Prometheus, url: str, out: Path) -> None:
     save(drawn.getvalue(), out / "metrics.png")
 
 
+def timelines(out: Path) -> None:
+    """Pictures of docs/how-it-works.md."""
+    for name, (data, draw) in timeline.pictures(TRACES).items():
+        picture.write(out / name, data, draw)
+        print(f"{out / name}: {(out / name).stat().st_size / 1000:.0f} kB")
+
+
 def make(work: Path, out: Path) -> None:
     with browser() as page:
-        for mode in MODES:
+        for mode in timeline.TITLES:
             with server(work, mode, mode) as running:
                 traffic(running.url, 6)
                 steady(running.url, 80)
-            pictures_of_report(page, work, mode, out)
+            timeline.excerpt(work / f"{mode}.json", TRACES / f"{mode}.json")
+            if mode in MODES:
+                pictures_of_report(page, work, mode, out)
+        timelines(out)
         with server(work, "modes", "sync") as running:
             for mode in MODES:
                 picture_of_top(page, running.url, mode, out)
@@ -272,8 +286,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
     parser.add_argument("--work", type=Path, help="for traces, pages and logs (default: a temporary folder)")
+    parser.add_argument("--timelines", action="store_true", help="only draw what docs/traces has")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.timelines:
+        timelines(args.out)
+        return
     with tempfile.TemporaryDirectory() as folder:
         work = args.work or Path(folder)
         work.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from zos_sglang import __version__
+from zos_sglang import __version__, settings_page
 from zos_sglang.observe.errors import ToolError
 from zos_sglang.observe.tools import TOOLS
 from zos_sglang.patchset import cli as patchset
@@ -63,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("--json", action="store_true", help="as JSON")
         command.set_defaults(show=show)
+    commands.choices["settings"].add_argument(
+        "--markdown", action="store_true", help="as docs/settings.md: names, allowed values, defaults"
+    )
     patches = commands.choices["patches"]
     patches.add_argument(
         "--fingerprints", action="store_true", help="of this SGLang, to add a release to the table"
@@ -74,7 +77,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def show_settings(args: argparse.Namespace) -> None:
-    """Print the settings of this environment."""
+    """Print the settings of this environment, or the page that documents them."""
+    if args.markdown:
+        print(settings_page.page(), end="")
+        return
     table = rows(os.environ)
     if args.json:
         print(json.dumps(as_json(table), indent=2))

@@ -1,14 +1,16 @@
 """Settings: what the environment may say, what it may not, and what people are told."""
 
 import string
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zos_sglang import settings_page
 from zos_sglang.modes import MODE_CODES, MODES, mode_from_code
-from zos_sglang.settings import Settings, SettingsError, as_text, env_name, rows
+from zos_sglang.settings import Settings, SettingsError, env_name, rows
 
 ALL_NAMES = {env_name(field) for field in Settings.model_fields}
 
@@ -198,8 +200,12 @@ def test_every_mode_has_one_number_and_back():
     assert mode_from_code(9) is None
 
 
-def test_the_readme_holds_the_table_that_the_code_has():
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    for row in rows({}):
-        default = "unset" if row.default is None else as_text(row.default)
-        assert f"| `{row.name}` | {row.allowed} | {default} | {row.help} |" in readme
+def test_the_page_of_settings_is_what_the_code_says():
+    stored = (Path(__file__).parents[2] / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert stored == settings_page.page(), "python -m zos_sglang settings --markdown > docs/settings.md"
+
+
+def test_a_row_of_the_page_has_name_flag_allowed_default_and_help():
+    row = replace(rows({})[0], allowed="a|b", default=None)
+    line = settings_page.table([row])[-1]
+    assert line == f"| `{row.name}`<br>`{row.flag}` | a\\|b | unset | {row.help} |"

@@ -1,0 +1,1 @@
+"""Documentation that can be checked: pictures that say what they show, numbers with a source."""

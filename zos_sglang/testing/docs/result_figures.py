@@ -1,0 +1,157 @@
+"""The figures of the README and of docs/benchmarks.md, drawn from bench/results/*.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from zos_sglang.testing.bench.arrivals_plot import PANELS, series
+from zos_sglang.testing.docs.picture import COLOURS, Draw, plotter
+
+#: Panels of the figures of the lane: title and file.
+LANE = {
+    "0.6B, Triton": "h200_lane_06b_triton.json",
+    "0.6B, FA3": "h200_lane_06b_fa3.json",
+    "1.7B, Triton": "h200_lane_17b_triton.json",
+    "1.7B, FA3": "h200_lane_17b_fa3.json",
+}
+#: The shape that all four files have.
+PROMPT, OUTPUT = 32, 256
+ARRIVALS = "h200_arrivals.json"
+MODES = ("stock", "resident")
+
+
+def figures(results: Path) -> dict[str, tuple[Any, Draw]]:
+    """File names of pictures, each with its data and what draws them."""
+    lane = {title: rows_of(_load(results / name)) for title, name in LANE.items()}
+    return {
+        "results-step-over-floor.png": (
+            {title: table(rows, "step_over_floor", MODES) for title, rows in lane.items()},
+            draw_step_over_floor,
+        ),
+        "results-throughput.png": (
+            {title: table(rows, "over_stock", ("resident",)) for title, rows in lane.items()},
+            draw_throughput,
+        ),
+        "results-cpu.png": (
+            {title: table(rows, "cpu_us", MODES) for title, rows in lane.items()},
+            draw_cpu,
+        ),
+        "results-arrivals.png": (arrivals(_load(results / ARRIVALS)), draw_arrivals),
+    }
+
+
+def _load(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def rows_of(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the summary of a bench_zos file with short prompts, by batch."""
+    rows = [r for r in result["summary"]["rows"] if (r["prompt"], r["output"]) == (PROMPT, OUTPUT)]
+    return sorted(rows, key=lambda row: row["batch"])
+
+
+def table(rows: Sequence[Mapping[str, Any]], what: str, modes: Sequence[str]) -> dict[str, list[Any]]:
+    """`batches`, and for each mode one value a batch: a number, or median, least and most."""
+    found: dict[str, list[Any]] = {"batches": sorted({row["batch"] for row in rows})}
+    for mode in modes:
+        values = [row[what] for row in rows if row["mode"] == mode]
+        found[mode] = [
+            value if isinstance(value, float) else [value[name] for name in ("median", "min", "max")]
+            for value in values
+        ]
+    return found
+
+
+def arrivals(result: Mapping[str, Any]) -> dict[str, Any]:
+    """For each panel of the plot of arrivals and each mode: rates, medians, least, most."""
+    return {
+        name: {
+            "unit": unit,
+            "modes": {
+                mode: [[rate, found["median"], found["min"], found["max"]] for rate, found in points]
+                for mode, points in series(result["summary"]["rows"], metric).items()
+            },
+        }
+        for metric, name, unit in PANELS
+    }
+
+
+# ------------------------------------------------------------------ drawing
+
+
+def draw_step_over_floor(data: Mapping[str, Any]) -> Any:
+    """Bars of stock and resident over the floor, a panel for each model and attention."""
+    figure, axes = plotter().subplots(1, len(data), figsize=(9.2, 2.7), sharey=True, layout="constrained")
+    for axis, (title, found) in zip(axes, data.items(), strict=True):
+        _bars(axis, found, {mode: found[mode] for mode in MODES})
+        axis.axhline(1, color="black", linewidth=1, linestyle="--")
+        axis.set_title(title)
+        axis.set_ylim(0, 2)
+    axes[0].set_ylabel("step / floor")
+    axes[-1].legend(loc="upper right", fontsize=8)
+    figure.suptitle("Decode step over the GPU's floor, one H200, 32 tokens in, 256 out", fontsize=10)
+    return figure
+
+
+def draw_throughput(data: Mapping[str, Any]) -> Any:
+    """Throughput of resident over stock with the spread over the repeats."""
+    figure, axes = plotter().subplots(1, len(data), figsize=(9.2, 2.7), sharey=True, layout="constrained")
+    for axis, (title, found) in zip(axes, data.items(), strict=True):
+        points = found["resident"]
+        middle = [point[0] for point in points]
+        bars = [[m - p[1] for m, p in zip(middle, points, strict=True)], [p[2] - p[0] for p in points]]
+        style = {"fmt": "o", "capsize": 4, "color": COLOURS["resident"], "label": "resident"}
+        axis.errorbar(range(len(points)), middle, yerr=bars, **style)
+        axis.axhline(1, color=COLOURS["stock"], linewidth=1, label="stock")
+        axis.set_xticks(range(len(points)), [str(batch) for batch in found["batches"]])
+        axis.set_xlabel("batch")
+        axis.set_title(title)
+        axis.grid(alpha=0.3, axis="y")
+    axes[0].set_ylabel("tokens/s over stock")
+    axes[-1].legend(loc="upper right", fontsize=8)
+    figure.suptitle("Throughput over stock, median and spread of the repeats, one H200", fontsize=10)
+    return figure
+
+
+def draw_cpu(data: Mapping[str, Any]) -> Any:
+    """CPU time of the scheduler's thread a decode step."""
+    figure, axes = plotter().subplots(1, len(data), figsize=(9.2, 2.7), sharey=True, layout="constrained")
+    for axis, (title, found) in zip(axes, data.items(), strict=True):
+        _bars(axis, found, {mode: [point[0] / 1000 for point in found[mode]] for mode in MODES})
+        axis.set_title(title)
+    axes[0].set_ylabel("ms")
+    axes[0].legend(loc="upper left", fontsize=8)
+    figure.suptitle("CPU of the scheduler's thread for a decode step, one H200", fontsize=10)
+    return figure
+
+
+def draw_arrivals(data: Mapping[str, Any]) -> Any:
+    """Latencies and throughput over the rate of arrivals."""
+    figure, axes = plotter().subplots(1, len(data), figsize=(9.2, 2.7), layout="constrained")
+    for axis, (name, found) in zip(axes, data.items(), strict=True):
+        for mode, points in found["modes"].items():
+            bars = [[p[1] - p[2] for p in points], [p[3] - p[1] for p in points]]
+            rates = [str(round(p[0])) for p in points]
+            style = {"marker": "o", "capsize": 3, "color": COLOURS[mode], "label": mode}
+            axis.errorbar(rates, [p[1] for p in points], yerr=bars, **style)
+        axis.set(title=f"{name}, {found['unit']}", xlabel="requests/s")
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    figure.suptitle("Poisson arrivals, 256 tokens in, 256 out, one H200, Qwen3-0.6B shape", fontsize=10)
+    return figure
+
+
+def _bars(axis: Any, found: Mapping[str, Any], values: Mapping[str, Sequence[float]]) -> None:
+    """Bars side by side, a group for each batch."""
+    places, width = range(len(found["batches"])), 0.8 / len(values)
+    for number, (mode, heights) in enumerate(values.items()):
+        shifted = [place + (number - (len(values) - 1) / 2) * width for place in places]
+        axis.bar(shifted, heights, width, color=COLOURS[mode], label=mode)
+    axis.set_xticks(places, [str(batch) for batch in found["batches"]])
+    axis.set_xlabel("batch")
+    axis.grid(alpha=0.3, axis="y")

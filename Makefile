@@ -15,7 +15,7 @@ COVER := --cov=zos_sglang.settings --cov=zos_sglang.upstream --cov=zos_sglang.ov
 	--cov=zos_sglang.resident --cov=zos_sglang.observe --cov=zos_sglang.patchset --cov-report=term-missing:skip-covered --cov-fail-under=90
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo serve test test-matrix patches-check lint browser clean
+.PHONY: help env demo serve test test-matrix patches-check lint docs browser clean
 # The older release that test-matrix runs beside .venv's; an environment of 11 GB.
 OLDER := 0.5.22
 OLDER_VENV := .cache/venv-$(OLDER)
@@ -32,7 +32,7 @@ $(READY): setup.py pyproject.toml
 		apt-get update -qq && apt-get install -y -qq python3-venv; } || \
 		{ echo "error: $(PYTHON) has no ensurepip; install python3-venv"; exit 1; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --disable-pip-version-check --quiet -e '.[test]'
+	$(PY) -m pip install --disable-pip-version-check --quiet -e '.[test,docs]'
 	@touch $@
 
 demo: env ## our server and stock answer the same requests; prints one table
@@ -50,6 +50,9 @@ lint: env ## ruff and mypy
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+docs: env ## the pages as a site in build/site; a broken link fails
+	$(PY) scripts/build_docs.py
 
 browser: ## Chromium, in which a test looks at a report; as root on Debian it is installed
 	@command -v chromium chromium-browser google-chrome >/dev/null || { test "$$(id -u)" = 0 && \

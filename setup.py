@@ -55,6 +55,11 @@ setup(
             "psutil",
             "matplotlib>=3.8",  # the plot of bench_zos.py, which runs without it too
         ],
+        # The pages as a site, `make docs`, and the test that builds it.
+        "docs": [
+            # Brings MkDocs 1. Its makers maintain it until May 2027; MkDocs 2 has neither plugins nor themes.
+            "mkdocs-material>=9.5,<10",
+        ],
         "test": [
             "httpx>=0.27",
             "psutil",

@@ -46,8 +46,8 @@ class Opened:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Opened]:
-    """Open a file. Skips the test, and says so, on a machine without Chromium."""
+def opened(place: Path | str) -> Iterator[Opened]:
+    """Open a file or an address. Skips the test, and says so, on a machine without Chromium."""
     found = next(filter(None, map(shutil.which, _NAMES)), None)
     if found is None:
         pytest.skip(
@@ -65,7 +65,7 @@ def opened(path: Path) -> Iterator[Opened]:
         page.on("pageerror", lambda error: seen.complaints.append(str(error)))
         page.on("requestfailed", lambda request: seen.complaints.append(f"failed: {request.url}"))
         page.on("request", lambda request: seen.requests.append(request.url))
-        page.goto(path.resolve().as_uri())
+        page.goto(place if isinstance(place, str) else place.resolve().as_uri())
         page.wait_for_load_state("networkidle")
         yield seen
         browser.close()

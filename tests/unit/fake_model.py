@@ -6,7 +6,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from tests.unit.fake_batch import Batch, Mode, Result, SamplingInfo, fold, pick
+from tests.unit.fake_batch import NO_GRAMMAR, Batch, Mode, Result, SamplingInfo, fold, pick
 from tests.unit.virtual_gpu import Event, Gpu, Tensor
 from zos_sglang.overlap.row_ledger import RowLedger
 
@@ -36,10 +36,11 @@ class FutureMap:
         prompt = tuple(batch.prefill_input_ids_cpu or ())
         decode = batch.req_pool_indices if batch.prefill_input_ids_cpu is None else batch.mix_running_indices
         n = len(batch.rows) if batch.prefill_input_ids_cpu is None else len(batch.mix_rows)
-        kept = batch.mix_running_indices  # as `record_stream` keeps it until the gather has run
+        if batch.mix_running_indices is not None:
+            batch.mix_running_indices.record_stream(gpu.current)  # as upstream: no one else keeps it
         out = gpu.empty()
 
-        def gather(to: Any = out.address, rows: Any = decode and decode.address, kept: Any = kept) -> None:
+        def gather(to: Any = out.address, rows: Any = decode and decode.address) -> None:
             found = gpu.load(rows, n, "rows of the future map") if rows is not None else ()
             gpu.store(to, prompt + tuple(gpu.future.pop(r, -1) for r in found))
 
@@ -138,12 +139,18 @@ class Worker:
         """The mask comes from the grammar's state on the host, as it is now."""
         gpu, n = self.world.gpu, len(info.reqs)
         mask = gpu.tensor([r.state for r in info.reqs])
+        early, begun = self.world.limits.masks_early, [(r.rid, r.spec.grammar) for r in info.reqs]
         result.next_token_ids = gpu.empty()
 
         def sample(
             to: Any = result.next_token_ids.address, m: Any = mask.address, t: Any = info.temps.address
         ) -> None:
             states, temps = gpu.load(m, n, "grammar mask"), gpu.load(t, n, "sampling parameters")
+            if early:
+                for rid, state in begun:
+                    if state != NO_GRAMMAR:
+                        gpu.touch(("mask", rid), "grammar mask", writes=False)
+                states = tuple(gpu.masks.get(rid, state) for rid, state in begun)
             rows = (*gpu.logits, *[(0, 0, 0, 0)] * n)[:n]
             gpu.store(to, tuple(pick(*rows[i], temp=temps[i], state=states[i]) for i in range(n)))
 

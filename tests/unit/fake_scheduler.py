@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from tests.unit.fake_batch import Batch, Mode, Request, Result, Spec, SpecAlgorithm
+from tests.unit.fake_batch import NO_GRAMMAR, Batch, Mode, Request, Result, Spec, SpecAlgorithm
 from tests.unit.fake_model import FutureMap, Worker
 from tests.unit.virtual_gpu import Event, Gpu, Tensor
 from zos_sglang.overlap.result_queue import ResultQueue
@@ -26,6 +26,8 @@ class Limits:
     speculative: bool = False
     embedding: bool = False
     delay_all: bool = False
+    #: Grammar masks are filled by processing, on the schedule stream, instead of by the sampler.
+    masks_early: bool = False
     #: "fine", "coarse" or "both" in turn: does the runner leave an event after its shared reads?
     barrier: str = "fine"
 
@@ -305,6 +307,7 @@ class Scheduler:
         assert result.next_token_ids is not None
 
         def read(at: Any = result.next_token_ids.address, host: list[int] = result.host) -> None:
+            gpu.touch(("host tokens", result.serial), "tokens on the host", writes=True)
             host[:] = gpu.load(at, n, "sampled tokens")
 
         gpu.current.enqueue(read)
@@ -323,6 +326,7 @@ class Scheduler:
     def process_batch_result(self, batch: Batch, result: Result) -> None:
         self.processed.append(result.serial)
         result.copy_done.synchronize()
+        self.gpu.touch(("host tokens", result.serial), "tokens on the host", writes=False)
         assert len(batch.reqs) == len(result.host), "a result met another batch"
         for req, token in zip(batch.reqs, result.host, strict=True):
             if batch.forward_mode.is_extend() and req.inflight_middle_chunks > 0:
@@ -330,10 +334,21 @@ class Scheduler:
             elif not (req.finished() or req.retracted):
                 if self.is_generation:
                     req.accept(token)
+                    if self.limits.masks_early and req.state != NO_GRAMMAR:
+                        self._fill_mask(req)
                 else:
                     req.output, req.ended = [token], "embedding"
                 if req.finished():
                     self._release(req)
+
+    def _fill_mask(self, req: Request) -> None:
+        gpu, rid, state = self.gpu, req.rid, req.state
+
+        def put() -> None:
+            gpu.touch(("mask", rid), "grammar mask", writes=True)
+            gpu.masks[rid] = state
+
+        gpu.schedule.enqueue(put)
 
     def on_idle(self) -> None:
         self.idled += 1

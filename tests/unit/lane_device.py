@@ -47,12 +47,15 @@ class LaneWorker:
             self.shared_read_done_event.record(gpu.forward)
         out = result.next_token_ids = gpu.empty()
 
-        def model(to: Address = out.address) -> None:
+        def model(to: Address = out.address, weights: int = gpu.weights_queued) -> None:
             words, temp = gpu.load(tokens, sum(new), "input tokens"), gpu.load(temps, n, "temperatures")
+            wrong = gpu.wrong_weights(weights)
             sampled, start = [], 0
             for i, row in enumerate(slots):
                 for at in range(max(len(row) - new[i], 0), len(row)):
-                    token = decode_row(gpu, row[:at], row[at], words[start + at - len(row) + new[i]], temp[i])
+                    token = decode_row(
+                        gpu, row[:at], row[at], words[start + at - len(row) + new[i]], temp[i] + wrong
+                    )
                 sampled.append(token)
                 start += new[i]
             gpu.store(to, tuple(sampled))
@@ -171,9 +174,10 @@ class GraphLike(VirtualExecutor):
         self.gpu.current.enqueue(kernel)
 
     def model(self) -> None:
-        def graph() -> None:
+        def graph(weights: int = self.gpu.weights_queued) -> None:
+            wrong = self.gpu.wrong_weights(weights)
             for i in range(self.live):
-                args = self.pages[i], self.slot[i], self.token[i], self.temp[i]
+                args = self.pages[i], self.slot[i], self.token[i], self.temp[i] + wrong
                 self.sampled[i] = decode_row(self.gpu, *args)
 
         self.gpu.current.enqueue(graph)
@@ -216,12 +220,13 @@ class EagerLike(VirtualExecutor):
         at = [t.address for t in (self.indices, self.lengths, self.slots, self.inputs, self.temps)]
         names = "rows of requests", "lengths", "slots", "input tokens", "temperatures"
 
-        def forward(to: Address = self.out.address) -> None:
+        def forward(to: Address = self.out.address, weights: int = gpu.weights_queued) -> None:
             found = [gpu.load(a, n, what) for a, what in zip(at, names, strict=True)]
+            wrong = gpu.wrong_weights(weights)
             gpu.store(
                 to,
                 tuple(
-                    decode_row(gpu, gpu.row(row, length - 1), slot, token, temp)
+                    decode_row(gpu, gpu.row(row, length - 1), slot, token, temp + wrong)
                     for row, length, slot, token, temp in zip(*found, strict=True)
                 ),
             )

@@ -43,6 +43,8 @@ class LaneGpu(Gpu):
         self.table: list[list[int]] = []
         #: The rows that a tensor of rows was made of, for the debug mode of the future map.
         self.hosted: dict[Address, Values] = {}
+        #: Which weights the device has, and which ones the host has queued last.
+        self.weights = self.weights_queued = 0
 
     def empty(self) -> Vector:
         tensor = super().empty()
@@ -51,6 +53,21 @@ class LaneGpu(Gpu):
 
     def tensor(self, values: Any) -> Vector:
         return super().tensor(values)  # type: ignore[return-value]
+
+    def update_weights(self) -> None:
+        """Queue new weights on the current stream."""
+        version = self.weights_queued = self.weights_queued + 1
+
+        def put() -> None:
+            self.touch("weights", "weights", writes=True)
+            self.weights = version
+
+        self.current.enqueue(put)
+
+    def wrong_weights(self, wanted: int) -> int:
+        """1 if a step finds other weights than those it was launched on, which changes its tokens."""
+        self.touch("weights", "weights", writes=False)
+        return int(self.weights != wanted)
 
     def whole(self, at: Address, what: str) -> Values:
         self.load(at, 0, what)

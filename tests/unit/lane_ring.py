@@ -28,6 +28,7 @@ class HostView:
         assert non_blocking and n == self.n and host.gpu.current is host.gpu.copy
 
         def copy() -> None:
+            host.gpu.touch(("pinned slot", self.slot), "pinned slot", writes=True)
             if host.unread[self.slot]:
                 host.gpu.hazards.append("pinned slot: written over before the host read it")
             host.unread[self.slot] = True
@@ -36,6 +37,7 @@ class HostView:
         host.gpu.current.enqueue(copy)
 
     def tolist(self) -> list[int]:
+        self.host.gpu.touch(("pinned slot", self.slot), "pinned slot", writes=False)
         self.host.unread[self.slot] = False
         return list(self.host.slots[self.slot])
 
@@ -61,12 +63,14 @@ class Ring:
     def emit(self, tokens: list[int]) -> None:
         """The end of a step, on the device."""
         slot = self.count % self.shape[0]
+        self.gpu.touch(("ring slot", slot), "ring slot", writes=True)
         if self.slots[slot] is not None:
             self.gpu.hazards.append("ring slot: written over before it was copied")
         self.slots[slot] = tuple(tokens)
         self.count += 1
 
     def take(self, slot: int, n: int) -> tuple[int, ...]:
+        self.gpu.touch(("ring slot", slot), "ring slot", writes=False)
         found, self.slots[slot] = self.slots[slot], None
         if found is None or len(found) != n:
             self.gpu.hazards.append("ring slot: not what was asked for")

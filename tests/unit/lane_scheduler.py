@@ -130,6 +130,9 @@ class LaneScheduler(Scheduler):
         request = self.requests[spec.rid] = LaneRequest(spec)  # type: ignore[assignment]
         self.waiting.append(request)  # type: ignore[arg-type]
 
+    def _on_weights(self) -> None:
+        self.gpu.update_weights()
+
     # ------------------------------------------------------------ selection
 
     def _new_prefill(self, running: Any) -> Any:
@@ -219,6 +222,8 @@ class LaneScheduler(Scheduler):
         """Upstream's processing; it takes the lane's results too (pause, exit)."""
         self.processed.append(result.serial)
         result.copy_done.synchronize()
+        if isinstance(result, Result):
+            self.gpu.touch(("host tokens", result.serial), "tokens on the host", writes=False)
         tokens = result.host if isinstance(result, Result) else result.next_token_ids.tolist()
         assert len(batch.reqs) == len(tokens), "a result met another batch"
         for req, token in zip(batch.reqs, tokens, strict=True):

@@ -168,8 +168,8 @@ class LaneWorld:
                 assert all(len(m) == FORCED_INTERVAL for m in sent[:-1])
 
 
-def build(scenario: LaneScenario) -> LaneWorld:
-    gpu, limits = LaneGpu(scenario.policy, scenario.seed), scenario.limits
+def build(scenario: LaneScenario, gpu: LaneGpu | None = None) -> LaneWorld:
+    gpu, limits = gpu or LaneGpu(scenario.policy, scenario.seed), scenario.limits
     scheduler = LaneScheduler(gpu, limits, scenario.script)
     account, lane_account, port = Account(), LaneAccount(), LaneSchedulerPort(scheduler)
     pins = PinRing(scheduler.batch_record_buf)
@@ -191,6 +191,7 @@ def build(scenario: LaneScenario) -> LaneWorld:
             undisturbed=lane.undisturbed,
             extra_steps=lane.extra_steps,
             row_ended=lane.row_ended,
+            release_waits=lane_port.schedule_waits_for_forward,
         )
     port.lane = lane
     faults = Faults()

@@ -123,8 +123,8 @@ class World:
         assert sum(self.account.reasons.values()) == serials
 
 
-def build(scenario: Scenario) -> World:
-    gpu = Gpu(scenario.policy, scenario.seed)
+def build(scenario: Scenario, gpu: Gpu | None = None) -> World:
+    gpu = gpu or Gpu(scenario.policy, scenario.seed)
     scheduler = Scheduler(gpu, scenario.limits, scenario.script)
     account, port = Account(), FakePort(scheduler)
     pins = PinRing(scheduler.batch_record_buf)

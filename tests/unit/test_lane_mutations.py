@@ -57,6 +57,12 @@ def reused_row(policy: str, **limits) -> LaneScenario:
     return LaneScenario(cached | then, LaneLimits(rows=2, chunk=64, **limits), policy)
 
 
+def new_weights(policy: str, **limits) -> LaneScenario:
+    """New weights arrive while the lane is open."""
+    script = submit(*(long(rid, TEXT[: 3 + rid]) for rid in range(3))) | {12: [("weights",)]}
+    return LaneScenario(script, LaneLimits(barrier="coarse", **limits), policy)
+
+
 def world_that_was_right(scenario: LaneScenario) -> LaneWorld:
     """The same run with nothing taken out is right; returns a fresh world for the mutated run."""
     world = build(scenario).run().check()
@@ -203,9 +209,20 @@ def test_without_a_look_at_the_requests_a_row_that_the_pending_result_ended_ride
 
 
 @BOTH
-def test_without_the_wait_at_closing_a_late_step_writes_into_the_next_owners_prefix(monkeypatch, graphs):
+def test_without_the_wait_at_closing_what_arrived_changes_weights_under_the_last_step(monkeypatch, graphs):
+    world = world_that_was_right(new_weights("schedule", graphs=graphs))
+    assert "INTAKE" in {reason.name for reason in build(world.scenario).run().lane_account.left}
+    take_out(monkeypatch, "close", world.lane.port, "schedule_waits_for_forward")
+    assert_wrong_tokens(world)
+
+
+@BOTH
+def test_without_any_wait_after_a_row_ends_a_late_step_writes_into_the_next_owners_prefix(
+    monkeypatch, graphs
+):
     world = world_that_was_right(reused_row("schedule", graphs=graphs))
     take_out(monkeypatch, "close", world.lane.port, "schedule_waits_for_forward")
+    monkeypatch.setattr(world.port.lane_results, "release_waits", lambda: None)
     assert_wrong_tokens(world)
     assert world.gpu.hazards == []  # nothing was freed or unwritten: only the page table
 

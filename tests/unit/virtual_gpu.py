@@ -15,11 +15,12 @@ from itertools import combinations
 from random import Random
 from typing import Any
 
-STREAMS = ("schedule", "forward", "copy")
+from zos_sglang.testing.races import device
+from zos_sglang.testing.races.device import RANDOM, STREAMS
+
 #: Which streams run at once, with whatever they wait for; the others only when somebody waits for them.
 EAGER = tuple("+".join(names) for n in range(len(STREAMS) + 1) for names in combinations(STREAMS, n))
 LATE, EARLY = EAGER[0], EAGER[-1]
-RANDOM = "random"
 POLICIES = (*EAGER, RANDOM)
 
 Values = tuple[int, ...]
@@ -72,41 +73,32 @@ class Stream:
         self.gpu.advance()
 
 
-class Event:
-    """As CUDA's: one that was never recorded counts as done."""
-
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
-        self.stream: Stream | None = None
-        self.position = 0
-
-    def record(self, stream: Stream | None = None) -> None:
-        self.stream = stream or self.gpu.current
-        self.position = self.stream.queued
-
-    def query(self) -> bool:
-        """Is it done? Whoever asks again and again lets time pass, so the device gets on."""
-        if self.stream is None or self.stream.done >= self.position:
-            return True
-        self.stream.run_until(self.stream.done + 1)
-        return False
+class Event(device.Event):
+    """The same here; meanwhile other streams may get on."""
 
     def synchronize(self) -> None:
-        self.gpu.advance()
-        if self.stream is not None:
-            self.stream.run_until(self.position)
+        self.device.advance()
+        super().synchronize()
 
 
 class Tensor:
     """A reference to a block; the block is free again when the last reference is gone."""
 
-    __slots__ = ("address", "gpu", "pool")
+    __slots__ = ("address", "gpu", "pool", "users")
 
     def __init__(self, gpu: Gpu, pool: str, address: Address) -> None:
         self.gpu, self.pool, self.address = gpu, pool, address
+        self.users: list[Any] = []
+
+    def record_stream(self, stream: Any) -> None:
+        """Once free, the block is not handed out before `stream` is done with what it has by then."""
+        self.users.append(stream)
 
     def __del__(self) -> None:
-        self.gpu.free[self.pool].append(self.address[0])
+        if self.users:
+            self.gpu.in_use.append((self.pool, self.address[0], [(s, s.queued) for s in self.users]))
+        else:
+            self.gpu.free[self.pool].append(self.address[0])
 
 
 class Gpu:
@@ -122,6 +114,8 @@ class Gpu:
         self.blocks: list[tuple[int, Values]] = []
         self.owners = 0
         self.free: dict[str, list[int]] = {name: [] for name in STREAMS}
+        #: Blocks without an owner that a stream was said to use: pool, block, and how far it has to get.
+        self.in_use: list[tuple[str, int, list[tuple[Any, int]]]] = []
         self.hazards: list[str] = []
         #: Written by the schedule stream for the next step, read by the forward: one slot a batch row.
         self.shared: Values = ()
@@ -130,6 +124,8 @@ class Gpu:
         #: Future map and KV cache: by request-pool row.
         self.future: dict[int, int] = {}
         self.kv: dict[int, int] = {}
+        #: Grammar states by request, where processing writes them (`Limits.masks_early`).
+        self.masks: dict[int, int] = {}
 
     @property
     def current(self) -> Stream:
@@ -160,6 +156,7 @@ class Gpu:
     def empty(self) -> Tensor:
         """Memory from the pool of the current stream; it still holds what its last owner left there."""
         pool = self.current.name
+        self._reclaim()
         self.owners += 1
         if self.free[pool]:
             block = self.free[pool].pop()
@@ -168,6 +165,20 @@ class Gpu:
             self.blocks.append((0, ()))
         return Tensor(self, pool, (block, self.owners))
 
+    def _reclaim(self) -> None:
+        for entry in self.in_use[:]:
+            pool, block, users = entry
+            if all(stream.done >= position for stream, position in users):
+                self.in_use.remove(entry)
+                self.reclaimed(block)
+                self.free[pool].append(block)
+
+    def reclaimed(self, block: int) -> None:
+        """The allocator saw to it that nobody uses this block any more."""
+
+    def touch(self, buffer: Any, label: str, *, writes: bool) -> None:
+        """The host, or the operation that runs now, reads or writes a buffer."""
+
     def tensor(self, values: Sequence[int]) -> Tensor:
         """A tensor filled by the current stream, when its turn comes."""
         out = self.empty()
@@ -175,10 +186,12 @@ class Gpu:
         return out
 
     def store(self, to: Address, values: Values) -> None:
+        self.touch(("block", to[0]), "tensor", writes=True)
         self.blocks[to[0]] = (to[1], values)
 
     def load(self, at: Address, n: int, what: str) -> Values:
         """What a kernel finds at an address: the wrong values if the right ones are not there."""
+        self.touch(("block", at[0]), what, writes=False)
         owner, values = self.blocks[at[0]]
         if owner != at[1]:
             self.hazards.append(f"{what}: {'not written yet' if owner < at[1] else 'written over'}")

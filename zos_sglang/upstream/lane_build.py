@@ -75,6 +75,7 @@ def build_lane(parts: Parts, settings: Settings, account: LaneAccount) -> tuple[
         undisturbed=lane.undisturbed,
         extra_steps=lane.extra_steps,
         row_ended=lane.row_ended,
+        release_waits=port.schedule_waits_for_forward,
     )
     account.device_bytes = _reserved() - before
     account.pinned_bytes = readback.host.nbytes

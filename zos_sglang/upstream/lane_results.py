@@ -31,6 +31,7 @@ class LaneResults:
         undisturbed: whether no row of a table can have ended or been aborted since the lane opened on it.
         extra_steps: launched steps of a table that its rows' KV lengths do not count yet.
         row_ended: called with the table and the rows that ended.
+        release_waits: orders what the schedule stream does next behind every launch so far.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class LaneResults:
         undisturbed: Callable[[RowTable], bool],
         extra_steps: Callable[[RowTable], int],
         row_ended: Callable[[RowTable], None],
+        release_waits: Callable[[], None],
     ) -> None:
         self.scheduler = scheduler
         self.processor = scheduler.batch_result_processor
@@ -48,6 +50,7 @@ class LaneResults:
         self.undisturbed = undisturbed
         self.extra_steps = extra_steps
         self.row_ended = row_ended
+        self.release_waits = release_waits
         self.counts_graphs = bool(get_observability().enable_metrics)
 
     @property
@@ -140,7 +143,7 @@ class LaneResults:
         processor = self.processor
         allocator = processor.token_to_kv_pool_allocator
         extra = self.extra_steps(table)
-        ended = []
+        ended: list[int] = []
         allocator.free_group_begin()
         for row in candidates:
             req = table.reqs[row]
@@ -148,6 +151,10 @@ class LaneResults:
             req.update_finish_state(1)
             if req.finished_reason is None:
                 continue
+            if not ended:
+                # Releasing publishes the prefix, and that writes pages into the row's part of the request
+                # table. The step in flight still reads it.
+                self.release_waits()
             # The lane gives back the unused part of its window itself.
             req.kv.kv_committed_len += extra
             req.kv.kv_allocated_len = req.kv.kv_committed_len

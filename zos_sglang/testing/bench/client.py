@@ -101,6 +101,10 @@ class BenchClient:
             time.sleep(0.01)
         raise BenchError(f"mode {mode} was not in effect {_SWITCH_TIMEOUT_S:.0f} s after the switch")
 
+    def set_rule(self, rule: str) -> None:
+        """Change the consecutive-prefill rule, for launches from here on. Raises BenchError if refused."""
+        self.post("/set_internal_state", {"server_args": {"zos_consecutive_prefill": rule}})
+
     def reset_records(self) -> None:
         """Forget all step records; those that follow have details and come with `zos`. Raises BenchError."""
         wanted = {"zos_record_reset": 1, "zos_record_detail": 1, "zos_report_steps": KEPT}

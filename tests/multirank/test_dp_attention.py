@@ -13,7 +13,6 @@ import pytest
 from tests.server.conftest import CACHE
 from zos_sglang.overlap.guards import PrefillRule
 from zos_sglang.testing import dp_jitter
-from zos_sglang.testing.bench import dp_rule
 from zos_sglang.testing.bench.dp_attention import set_rule
 from zos_sglang.testing.distribution import distribution
 from zos_sglang.testing.dp_server import RANKS, DpServer, Hung, watched
@@ -55,8 +54,7 @@ def stacks(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ours(start, stacks):
     """One rank is late now and then, in every test here; rules and modes change while it runs."""
-    entries = dp_jitter.ENTRY + dp_rule.ENTRY.splitlines()[1] + "\n"
-    plugins = distribution(stacks, "dp-tests", "1.0", entries)
+    plugins = distribution(stacks, "dp-tests", "1.0", dp_jitter.ENTRY)
     jitter = {dp_jitter.JITTER: f"{LATE_RANK}:{SEED}", dp_jitter.FOLDER: str(stacks)}
     return start("overlap", {**plugins, **jitter, "ZOS_STRICT": "1"})
 

@@ -68,6 +68,7 @@ class Scheduler:
         self.idled = 0
         self.deepest_at_intake = 0
         self.on_switch: Callable[[str], None] = lambda mode: None
+        self.on_rule: Callable[[str], None] = lambda rule: None
 
     # ------------------------------------------------------------ intake
 
@@ -104,6 +105,9 @@ class Scheduler:
 
     def _on_switch(self, mode: str) -> None:
         self.on_switch(mode)
+
+    def _on_rule(self, rule: str) -> None:
+        self.on_rule(rule)
 
     def _on_pause(self, how: str) -> None:
         self._engine_paused = True

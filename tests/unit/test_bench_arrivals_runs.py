@@ -107,16 +107,10 @@ def test_several_processes_share_the_requests() -> None:
 # ------------------------------------------------------------------ runs
 
 
-class FakeReply:
-    status_code = 200
-    text = ""
-
-
 class FakeClient:
     """The server's side of the switch; remembers what was asked, in order."""
 
     def __init__(self) -> None:
-        self.http = self
         self.mode = "stock"
         self.calls: list[str] = []
         self.lane = {"steps": 0, "decode_steps": 0, "row_steps": 0, "wasted_row_steps": 0}
@@ -125,9 +119,8 @@ class FakeClient:
         self.mode = mode
         self.calls.append(mode)
 
-    def post(self, path: str, params: Any = None) -> FakeReply:
-        self.calls.append(path)
-        return FakeReply()
+    def flush(self) -> None:
+        self.calls.append("/flush_cache")
 
     def zos(self) -> dict[str, Any]:
         return {"lane": dict(self.lane), "paths": {}, "reasons": {}}

@@ -13,9 +13,10 @@ from zos_sglang.testing.bench.client import Wave
 from zos_sglang.testing.bench.counters import gained, h2d_per_step, lane_figures
 from zos_sglang.testing.bench.logtime import step_times
 from zos_sglang.testing.bench.stats import TooFewSteps, geometric_mean
+from zos_sglang.testing.bench.store import ResumeError
 from zos_sglang.testing.bench.summary import SEPARATE, judge, summarise
 from zos_sglang.testing.bench.zos import Budget, OutOfTime, Plan, live_point, log_times
-from zos_sglang.testing.bench.zos_file import NAME, ResumeError, check_same, code_digest, load
+from zos_sglang.testing.bench.zos_file import NAME, load
 
 # ------------------------------------------------------------------ arithmetic
 
@@ -186,24 +187,6 @@ def test_another_version_is_not_resumed(tmp_path: Path) -> None:
         result_file(tmp_path, resume=True, versions={"sglang": "0.5.24"})
     with pytest.raises(ResumeError, match="machine"):
         result_file(tmp_path, resume=True, machine={"cpu": "c", "gpu": "H200"})
-
-
-def test_other_code_and_other_settings_are_not_resumed() -> None:
-    check_same({"code": "a", "modes": ["x"]}, {"code": "a", "modes": ("x",)})
-    with pytest.raises(ResumeError, match="code"):
-        check_same({"code": "a"}, {"code": "b"})
-    with pytest.raises(ResumeError, match="turns: null then, 6 now"):
-        check_same({}, {"turns": 6})
-
-
-def test_code_means_the_plugin_without_its_tests(tmp_path: Path) -> None:
-    (tmp_path / "testing").mkdir()
-    (tmp_path / "a.py").write_text("1")
-    first = code_digest(tmp_path)
-    (tmp_path / "testing" / "b.py").write_text("2")
-    assert code_digest(tmp_path) == first
-    (tmp_path / "a.py").write_text("3")
-    assert code_digest(tmp_path) != first
 
 
 def test_results_are_not_overwritten(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import sys
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -230,9 +229,8 @@ def test_the_two_processes_run_one_after_the_other_without_the_flag(tiny: Path) 
 def test_random_and_english_prompts_do_not_share_a_file(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Nothing is measured, and the handler of SIGTERM is pytest's.
+    # Nothing is measured.
     monkeypatch.setattr(zos_cli, "run", lambda session, result, out, budget: result.save())
-    monkeypatch.setattr(zos_cli, "signal", SimpleNamespace(signal=lambda *_: None, SIGTERM=15))
     flags = ["--out", str(tmp_path), "--model", str(tiny)]
     zos_cli.main(flags)
     assert zos_cli.main([*flags, "--resume", "--prompts", "english"]) == 2

@@ -15,7 +15,7 @@ from sglang.srt.managers.scheduler_components.internal_state import UpdateReject
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-from zos_sglang.modes import MODE_CODES
+from zos_sglang.modes import MODE_CODES, RULE_CODES
 from zos_sglang.settings import Settings
 from zos_sglang.upstream import entry, hooks, overlap_off
 from zos_sglang.upstream.fingerprints import fingerprint, resolve
@@ -364,6 +364,24 @@ def test_the_live_switch_takes_a_known_mode(registry):
     update.validate("zos_mode", float(MODE_CODES["stock"]))
     update.apply("zos_mode", float(MODE_CODES["stock"]))
     assert asked == ["stock"]
+
+
+def test_the_live_switch_takes_a_known_prefill_rule(registry):
+    registry.scheduler = SimpleNamespace()
+    asked = []
+    registry.request_rule = asked.append
+    update = handlers()["zos_consecutive_prefill"]
+    for rule, code in RULE_CODES.items():
+        update.validate("zos_consecutive_prefill", float(code))
+        update.apply("zos_consecutive_prefill", float(code))
+        assert asked.pop() is rule
+
+
+@pytest.mark.parametrize("code", [3.0, 0.5, -1.0])
+def test_the_live_switch_rejects_what_is_no_prefill_rule(registry, code):
+    registry.scheduler = SimpleNamespace()
+    with pytest.raises(UpdateRejected, match="is no consecutive-prefill rule"):
+        handlers()["zos_consecutive_prefill"].validate("zos_consecutive_prefill", code)
 
 
 @pytest.mark.parametrize("code", [7.0, 2.5, -1.0])

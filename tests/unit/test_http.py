@@ -1,4 +1,4 @@
-"""The zos_mode middleware on a small ASGI app, over httpx."""
+"""The middleware that knows the names of modes and rules, on a small ASGI app, over httpx."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from zos_sglang.modes import MODE_CODES
+from zos_sglang.modes import MODE_CODES, RULE_CODES
 from zos_sglang.upstream import http
 from zos_sglang.upstream.http import ModeNames, install
 
@@ -71,6 +71,31 @@ def test_other_values_of_the_request_stay_beside_the_mode():
     }
 
 
+@pytest.mark.parametrize(("name", "code"), RULE_CODES.items())
+def test_a_prefill_rules_name_reaches_the_scheduler_as_its_number(name, code):
+    backend = Backend()
+    reply = backend.send({"server_args": {"zos_mode": 3, "zos_consecutive_prefill": name}})
+    assert (reply.status_code, reply.json()) == (200, [True])
+    assert json.loads(backend.bodies[0]) == {"server_args": {"zos_mode": 3, "zos_consecutive_prefill": code}}
+
+
+@pytest.mark.parametrize("rule", ["firsttoken", "", "ALWAYS", 3, -1, 0.5, True, None, ["never"]])
+def test_what_is_no_prefill_rule_is_answered_with_400_and_switches_no_mode_either(rule):
+    backend = Backend()
+    reply = backend.send({"server_args": {"zos_mode": "stock", "zos_consecutive_prefill": rule}})
+    message = reply.json()["error"]["message"]
+    assert reply.status_code == 400
+    assert f"zos_consecutive_prefill={json.dumps(rule)}: there is no such rule" in message
+    assert "never, always, first-token" in message
+    assert backend.bodies == []
+
+
+def test_a_refused_rule_becomes_400_and_names_the_rule():
+    reply = Backend((False,)).send({"server_args": {"zos_consecutive_prefill": "always"}})
+    assert reply.status_code == 400
+    assert "the consecutive-prefill rule always; it keeps the rule" in reply.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("mode", ["overlpa", "", "OVERLAP", 7, -1, 2.5, True, None, ["stock"]])
 def test_nonsense_is_answered_with_400_and_never_reaches_the_scheduler(mode):
     backend = Backend()
@@ -108,6 +133,7 @@ def test_a_refusal_of_another_setting_stays_as_the_scheduler_gave_it():
     [
         b'{ "server_args" : {"pp_max_micro_batch_size":8} }',
         b'{"server_args": {"zos_mode":  3}}',
+        b'{"server_args": {"zos_consecutive_prefill":  1}}',
         b'{"server_args": ["zos_mode"]}',
         b"[1]",
         b"",

@@ -133,5 +133,6 @@ def test_a_loop_that_is_left_alone_cannot_be_switched(start):
 
     start({"pp_size": 2})
     handlers = entry.after_update_handlers({}, None)
-    with pytest.raises(UpdateRejected, match="does not run an event loop of zos-sglang"):
-        handlers["zos_mode"].validate("zos_mode", 3)
+    for key in ("zos_mode", "zos_consecutive_prefill"):
+        with pytest.raises(UpdateRejected, match="does not run an event loop of zos-sglang"):
+            handlers[key].validate(key, 1)

@@ -53,6 +53,7 @@ def start(script: Script, mode="overlap", policy=EARLY, limits=None, seed=0, **o
     runtime, scheduler = Runtime(), Scheduler(Gpu(policy, seed), limits or Limits(), script)
     runtime.settings = Settings(mode=mode, **{"stall_timeout_s": 0, **options})
     scheduler.on_switch = runtime.request
+    scheduler.on_rule = lambda rule: runtime.request_rule(PrefillRule(rule))
     return runtime, scheduler
 
 
@@ -94,15 +95,17 @@ def test_a_switch_loses_nothing_and_leaves_nothing_behind(before, after, policy)
 
 
 MODES = st.sampled_from(["sync", "stock", "overlap"])
+RULES = st.sampled_from(list(PrefillRule))
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.tuples(st.integers(1, 30), MODES), max_size=6),
     st.lists(st.tuples(st.integers(2, 25), st.sampled_from(["in_place", "retract"])), max_size=2),
+    st.lists(st.tuples(st.integers(1, 30), RULES), max_size=4),
     st.tuples(MODES, st.sampled_from(POLICIES), st.booleans(), st.integers(0, 1000)),
 )
-def test_switches_at_any_point_also_while_paused_lose_nothing(switches, pauses, server):
+def test_switches_at_any_point_also_while_paused_lose_nothing(switches, pauses, rules, server):
     mode, policy, grammar, seed = server
     script: Script = {}
     for i, spec in enumerate(specs(6, grammar)):
@@ -112,6 +115,8 @@ def test_switches_at_any_point_also_while_paused_lose_nothing(switches, pauses, 
         script.setdefault(tick + 3, []).append(("continue",))
     for tick, to in switches:
         script.setdefault(tick, []).append(("switch", to))
+    for tick, rule in rules:
+        script.setdefault(tick, []).append(("rule", rule))
     limits = Limits(chunk=6, capacity=60, mixed=seed % 2 == 1, barrier="both")
     runtime, scheduler = start(script, mode, policy, limits, seed)
     runtime.run(stock_loop, scheduler)
@@ -132,6 +137,47 @@ def test_the_last_of_several_requests_in_one_tick_wins():
     runtime.run(stock_loop, scheduler)
     assert runtime.mode == "sync" and runtime.account.paths["mode-switches"] == 1
     assert_right(scheduler, script)
+
+
+def prefills_under(rules, mode="overlap"):
+    """Reasons counted while streaming prompts prefill in chunks; `rules` by the tick of their switch."""
+    script: Script = {1: [("submit", s) for s in specs(8)]}
+    for tick, rule in rules.items():
+        script.setdefault(tick, []).insert(0, ("rule", rule))
+    runtime, scheduler = start(script, mode, limits=Limits(chunk=6), consecutive_prefill="never")
+    runtime.run(stock_loop, scheduler)
+    assert_right(scheduler, script)
+    assert_nothing_left_behind(scheduler)
+    return runtime, runtime.account.report()["reasons"]
+
+
+@pytest.mark.parametrize("rule", PrefillRule)
+def test_a_prefill_rule_holds_from_the_step_at_which_it_is_asked_for(rule):
+    runtime, reasons = prefills_under({1: rule})
+    assert runtime.prefill_rule() is rule and runtime.report()["prefill_rule"] == rule
+    assert (reasons["consecutive-prefill"] > 0) is (rule is PrefillRule.ALWAYS)
+    assert (reasons["first-token"] > 0) is (rule is PrefillRule.FIRST_TOKEN)
+
+
+def test_a_prefill_rule_can_change_amid_prefills(caplog):
+    caplog.set_level(logging.INFO)
+    runtime, reasons = prefills_under({2: "always", 4: "first-token"})
+    assert reasons["consecutive-prefill"] > 0 and reasons["first-token"] > 0
+    said = [record.message for record in caplog.records if "prefill rule" in record.message]
+    assert [line.rpartition(" ")[2] for line in said] == ["always", "first-token"]
+    assert runtime.account.paths["mode-switches"] == 0 and runtime.mode == "overlap"
+
+
+def test_a_prefill_rule_asked_for_in_stock_holds_when_our_loop_comes_back():
+    script: Script = {
+        1: [("rule", "always")],
+        2: [("switch", "overlap")],
+        3: [("submit", s) for s in specs(8)],
+    }
+    runtime, scheduler = start(script, "stock", limits=Limits(chunk=6))
+    runtime.run(stock_loop, scheduler)
+    assert_right(scheduler, script)
+    assert runtime.account.report()["reasons"]["consecutive-prefill"] > 0
 
 
 def test_a_switch_is_pending_until_a_pause_ends():

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from zos_sglang.modes import mode_from_code
+from zos_sglang.modes import mode_from_code, rule_from_code
 from zos_sglang.upstream import hooks
 from zos_sglang.upstream.record_handlers import record_handlers
 from zos_sglang.upstream.runtime import runtime
@@ -80,7 +80,7 @@ def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str
     """Add the live switch to what /set_internal_state can update."""
     from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected, _UpdateHandler
 
-    def validate_mode(key: str, value: Any) -> None:
+    def validate_loop(key: str) -> None:
         if runtime.scheduler is None:
             raise UpdateRejected(f"{key}: this server does not run an event loop of zos-sglang.")
         if runtime.mode == "normal":
@@ -88,6 +88,9 @@ def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str
                 f"{key}: this server runs SGLang's loop without overlap (--disable-overlap-schedule, or a "
                 f"feature that turned overlap off), where zos-sglang only watches."
             )
+
+    def validate_mode(key: str, value: Any) -> None:
+        validate_loop(key)
         if mode_from_code(value) is None:
             raise UpdateRejected(f"{key}: {value} is no mode.")
 
@@ -95,6 +98,16 @@ def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str
         mode = mode_from_code(value)
         assert mode is not None
         runtime.request(mode)
+
+    def validate_rule(key: str, value: Any) -> None:
+        validate_loop(key)
+        if rule_from_code(value) is None:
+            raise UpdateRejected(f"{key}: {value} is no consecutive-prefill rule.")
+
+    def apply_rule(key: str, value: Any) -> None:
+        rule = rule_from_code(value)
+        assert rule is not None
+        runtime.request_rule(rule)
 
     def validate_floor(key: str, value: Any) -> None:
         if not runtime.can_ride:
@@ -110,6 +123,7 @@ def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str
     return {
         **handlers,
         "zos_mode": _UpdateHandler(validate_mode, apply_mode),
+        "zos_consecutive_prefill": _UpdateHandler(validate_rule, apply_rule),
         "zos_floor": _UpdateHandler(validate_floor, apply_floor),
         **record_handlers(runtime),
     }

@@ -1,41 +1,54 @@
-"""Mode names over HTTP: `POST /set_internal_state {"server_args": {"zos_mode": "stock"}}`.
+"""Names over HTTP: `POST /set_internal_state {"server_args": {"zos_mode": "stock"}}`, and the prefill rule's.
 
 SGLang takes numbers only at that address and answers `[false]` with status 200 when the scheduler
-refuses. This middleware turns a mode's name into its number, and a nonsense mode or a refusal
+refuses. This middleware turns the name of a mode or a rule into its number, and nonsense or a refusal
 into HTTP 400 with a message. All other requests pass by untouched.
 """
 
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 
-from zos_sglang.modes import MODE_CODES, MODES, mode_from_code
+from zos_sglang.modes import MODE_CODES, RULE_CODES
 from zos_sglang.settings import did_you_mean
 from zos_sglang.upstream.releases import takes_app_path
 
 logger = logging.getLogger(__name__)
 
 PATH = "/set_internal_state"
-KEY = "zos_mode"
 _SHOWN = 80  # characters of a wrong value that an answer repeats
 TARGET = "sglang.srt.entrypoints.http_server._setup_and_run_http_server"
 APP_PATH_VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 STOCK_APP = "sglang.srt.entrypoints.http_server:app"
 WORKER_APP = "zos_sglang.upstream.http_worker:app"
 
+
+class Word(NamedTuple):
+    """A value that people write as a word: what it is called, and the number of each word."""
+
+    noun: str
+    codes: Mapping[str, int]
+
+
+MODE_KEY, RULE_KEY = "zos_mode", "zos_consecutive_prefill"
+WORDS = {
+    MODE_KEY: Word("mode", {str(mode): code for mode, code in MODE_CODES.items()}),
+    RULE_KEY: Word("rule", {str(rule): code for rule, code in RULE_CODES.items()}),
+}
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 
-class UnknownMode(ValueError):
-    """A `zos_mode` that names no mode; ``str()`` is the message for people."""
+class UnknownWord(ValueError):
+    """A `zos_mode` that names no mode, a rule that is none; ``str()`` is the message for people."""
 
 
 class ModeNames:
@@ -55,10 +68,10 @@ class ModeNames:
         body = b"".join(m.get("body", b"") for m in messages)
         try:
             wanted, new_body = translate(body)
-        except UnknownMode as error:
+        except UnknownWord as error:
             await _refuse(str(error), scope, receive, send)
             return
-        if wanted is None:
+        if not wanted:
             await self.app(scope, _replay(messages, receive), send)
             return
         if new_body is not body:
@@ -77,26 +90,36 @@ class ModeNames:
             await send(message)
 
 
-def translate(body: bytes) -> tuple[str | None, bytes]:
-    """The mode that a request body asks for (None: none), and the body with its number.
+def translate(body: bytes) -> tuple[dict[str, str], bytes]:
+    """The words that a request body asks for by key ({}: none of ours), and the body with their numbers.
 
-    The body comes back as the same object unless a name had to be replaced. Raises
-    :class:`UnknownMode`.
+    The body comes back as the same object unless a word had to be replaced. Raises
+    :class:`UnknownWord`.
     """
     try:
         request = json.loads(body)
-        mode = request["server_args"][KEY]
+        values = request["server_args"]
+        asked = {key: values[key] for key in WORDS if key in values}
     except (ValueError, KeyError, TypeError, RecursionError):
-        return None, body  # no switch of ours; what is wrong with it, SGLang says better
-    if isinstance(mode, str) and mode in MODE_CODES:
-        request["server_args"][KEY] = MODE_CODES[mode]
-        return mode, json.dumps(request).encode()
-    name = mode_from_code(mode) if type(mode) in (int, float) else None
-    if name is None:
-        shown = json.dumps(mode)[:_SHOWN]
-        near = did_you_mean(mode[:_SHOWN].lower(), MODES) if isinstance(mode, str) else ""
-        raise UnknownMode(f"{KEY}={shown}: there is no such mode. Allowed: {', '.join(MODES)}.{near}")
-    return name, body
+        return {}, body  # no switch of ours; what is wrong with it, SGLang says better
+    wanted = {key: _word(key, value) for key, value in asked.items()}
+    if not any(isinstance(value, str) for value in asked.values()):
+        return wanted, body
+    values |= {key: WORDS[key].codes[word] for key, word in wanted.items()}
+    return wanted, json.dumps(request).encode()
+
+
+def _word(key: str, value: Any) -> str:
+    """The word that `value` is, or whose number it is. Raises UnknownWord."""
+    noun, codes = WORDS[key]
+    if isinstance(value, str) and value in codes:
+        return value
+    for word, code in codes.items():
+        if type(value) in (int, float) and value == code:
+            return word
+    shown = json.dumps(value)[:_SHOWN]
+    near = did_you_mean(value[:_SHOWN].lower(), codes) if isinstance(value, str) else ""
+    raise UnknownWord(f"{key}={shown}: there is no such {noun}. Allowed: {', '.join(codes)}.{near}")
 
 
 def install(app: Starlette) -> None:
@@ -108,7 +131,7 @@ def install(app: Starlette) -> None:
     if any(m.cls is ModeNames for m in app.user_middleware):
         return
     if app.middleware_stack is not None:
-        raise RuntimeError("the HTTP app already serves; the zos_mode middleware comes too late")
+        raise RuntimeError("the HTTP app already serves; our middleware comes too late")
     app.user_middleware.append(Middleware(ModeNames))
 
 
@@ -192,9 +215,14 @@ def _is_refusal(answer: list[Message]) -> bool:
     return isinstance(updated, list) and False in updated
 
 
-def _why_refused(mode: str) -> str:
+def _why_refused(wanted: Mapping[str, str]) -> str:
+    """Only what was asked for is known here; the scheduler's own reason is in its log."""
+    if MODE_KEY in wanted:
+        what, kept = f"switch to mode {wanted[MODE_KEY]}", "mode"
+    else:
+        what, kept = f"take the consecutive-prefill rule {wanted[RULE_KEY]}", "rule"
     return (
-        f"The scheduler refused to switch to mode {mode}; it keeps the mode it has. Either it is in mode "
+        f"The scheduler refused to {what}; it keeps the {kept} it has. Either it is in mode "
         "off, which is final until a restart (use stock to alternate), or zos-sglang is not active in it "
         "(overlap is off, SGLang runs a loop that we leave alone, or this SGLang is not supported: its log "
         "says which), or another value in the same request was refused. GET "

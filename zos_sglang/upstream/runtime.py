@@ -145,14 +145,27 @@ class Runtime:
         else:
             setattr(self.scheduler, self.role.select, leave_stock)
 
+    def request_rule(self, rule: PrefillRule) -> None:
+        """Ask for another consecutive-prefill rule. Scheduler thread only.
+
+        A loop of ours starts anew with it at the next step boundary, as for a switch of the mode, so that no
+        pending result was launched by another rule; other loops have no rule of ours to change.
+        """
+        self.settings = self.settings.model_copy(update={"consecutive_prefill": rule.value})
+        if self.loop is not None:
+            self.loop.switch_requested = True
+
     # ------------------------------------------------------------ modes
 
     def _run_modes(self, stock_loop: Callable[[Any], None], scheduler: Any) -> None:
         fresh = True
         while self._run_mode(stock_loop, scheduler, fresh) is not Ended.EXIT:
             fresh = False
+            if self.pending is None:
+                logger.info("zos-sglang: prefill rule %s", self.prefill_rule().value)
+                continue
             logger.info("zos-sglang: mode %s -> %s", self.mode, self.pending)
-            self.mode, self.pending = self.pending or self.mode, None
+            self.mode, self.pending = self.pending, None
             self.account.passed("mode-switches")
         if self.mode != "off":
             self.drain_for_exit()

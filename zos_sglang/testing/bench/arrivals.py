@@ -24,11 +24,15 @@ _KEPT_ERRORS = 5
 
 @dataclass(frozen=True)
 class Request:
-    """One request: when it is due, in seconds after the start of the run, and its prompt's token ids."""
+    """One request: when it is due, in seconds after the start of the run, and its prompt's token ids.
+
+    `output` is how many tokens it asks for, None for as many as the others of its run.
+    """
 
     index: int
     due_s: float
     ids: list[int]
+    output: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,9 @@ class Outcome:
     """What became of one request. Times are seconds of the system's monotonic clock, samples are seconds.
 
     `late` is how long after its due time it was sent, `ttft` and `e2e` count from then. `gaps` are the times
-    from arrival to arrival, `itl` the same for each token: a gap spread over the tokens that ended it. The
-    tokens of the first arrival have no gap. A `burst` is an arrival of more than one token.
+    from arrival to arrival, `sizes` the tokens that ended each, `itl` the gaps again for each token: a gap
+    spread over its tokens. The tokens of the first arrival have no gap. A `burst` is an arrival of more than
+    one token.
     """
 
     index: int
@@ -82,6 +87,7 @@ class Outcome:
     ttft: float = 0.0
     e2e: float = 0.0
     gaps: array[float] = field(default_factory=lambda: array("d"))
+    sizes: array[int] = field(default_factory=lambda: array("i"))
     itl: array[float] = field(default_factory=lambda: array("d"))
     events: int = 0
     full_events: int = 0
@@ -97,6 +103,7 @@ class Outcome:
         self.e2e = self.last - self.sent
         for (before, _), (when, tokens) in pairwise(arrivals):
             self.gaps.append(when - before)
+            self.sizes.append(tokens)
             self.itl.extend([(when - before) / tokens] * tokens)
         self.events, self.arrivals = len(answer.events), len(arrivals)
         self.full_events = sum(tokens > 1 for _, tokens in answer.events)

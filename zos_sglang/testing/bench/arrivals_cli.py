@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,20 @@ from zos_sglang.testing.bench.arrivals_run import NAME, Bench, Plan, Results
 from zos_sglang.testing.bench.arrivals_table import print_summary
 from zos_sglang.testing.bench.checkpoint import context, vocabulary
 from zos_sglang.testing.bench.client import BenchClient
+from zos_sglang.testing.bench.command import Command, result_flags, say
 from zos_sglang.testing.bench.flags import (
-    FAILURES,
-    json_flag,
     model_flags,
     modes_of,
     numbers,
+    positive,
     server_flags,
     server_options,
 )
-from zos_sglang.testing.bench.plot import PlotError
 from zos_sglang.testing.bench.record import provenance
 from zos_sglang.testing.bench.serve import Config, find_model
 from zos_sglang.testing.bench.zos import Budget
 from zos_sglang.testing.server import cuda_available
 
-PLOT_NAME = "bench_arrivals.png"
 #: Mode off is final until a restart, so it cannot take turns.
 SWITCHABLE = tuple(mode for mode in MODES if mode != "off")
 GRAPHS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)
@@ -73,13 +70,13 @@ def parser() -> argparse.ArgumentParser:
     add = found.add_argument
     add("--modes", type=modes_of(SWITCHABLE, 2), default="stock,resident", help="(stock,resident)")
     add("--rates", type=_rates, default=(4.0, 16.0, 64.0), help="requests a second (4,16,64)")
-    add("--in", dest="prompt", type=_positive, default=256, help="tokens of a prompt (256)")
-    add("--out-tokens", dest="output", type=_positive, default=256, help="tokens of an answer (256)")
-    add("--requests", type=_positive, default=200, help="requests of a run, at most (200)")
+    add("--in", dest="prompt", type=positive, default=256, help="tokens of a prompt (256)")
+    add("--out-tokens", dest="output", type=positive, default=256, help="tokens of an answer (256)")
+    add("--requests", type=positive, default=200, help="requests of a run, at most (200)")
     add("--seconds", type=float, default=20, help="seconds of arrivals of a run, at most (20)")
-    add("--repeats", type=_positive, default=5, help="repeats, in alternating order (5)")
+    add("--repeats", type=positive, default=5, help="repeats, in alternating order (5)")
     add("--seed", type=int, default=0, help="of arrival times and prompts (0)")
-    add("--clients", type=_positive, help="client processes (4, or 1 on fewer than 8 cores)")
+    add("--clients", type=positive, help="client processes (4, or 1 on fewer than 8 cores)")
     add("--timeout-s", type=float, default=120, help="for each request (120)")
     add(
         "--cumulative",
@@ -94,29 +91,14 @@ def parser() -> argparse.ArgumentParser:
     model_flags(found)
     server_flags(found)
     add("--graph-batches", type=numbers, default=GRAPHS, help=f"({','.join(map(str, GRAPHS))})")
-    add("--limit-s", type=float, help="stop cleanly before so many seconds are over")
-    add("--out", type=Path, metavar="DIR", help="folder for the results")
-    add("--plot-only", type=Path, metavar="DIR", help="measure nothing: table and plot of the results in DIR")
-    json_flag(found)
+    result_flags(found, resume=False)
     return found
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure, or draw what was measured; returns the exit code."""
-    args = parser().parse_args(argv)
-    if (args.out is None) == (args.plot_only is None):
-        parser().error("name one of --out DIR and --plot-only DIR")
-    try:
-        data = load(args.plot_only) if args.plot_only else _measure(args)
-    except FAILURES as error:
-        print(f"bench_arrivals: error: {error}", file=sys.stderr)
-        return 2
-    drawn = _draw(data, args.plot_only or args.out)
-    if args.json:
-        print(json.dumps(data))
-    else:
-        print_summary(data)
-    return 2 if args.plot_only and not drawn else exit_code(data)
+    command = Command("bench_arrivals", _measure, load, _draw, print_summary, exit_code)
+    return command.run(parser(), argv)
 
 
 def exit_code(data: dict[str, Any]) -> int:
@@ -138,8 +120,6 @@ def load(out: Path) -> dict[str, Any]:
 
 
 def _measure(args: argparse.Namespace) -> dict[str, Any]:
-    # A time limit from outside must stop the server too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
     if (args.out / NAME).exists():
         raise ValueError(f"{args.out / NAME} exists; another --out keeps it")
     budget = Budget(args.limit_s)
@@ -156,7 +136,7 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
             timeout_s=args.timeout_s,
         )
         with clients:
-            Bench(client, clients, budget, _say).measure(plan, results)
+            Bench(client, clients, budget, say).measure(plan, results)
     return results.data
 
 
@@ -212,19 +192,10 @@ def _head(args: argparse.Namespace, config: Config, plan: Plan, cuda: bool) -> d
     }
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _draw(data: dict[str, Any], out: Path) -> bool:
+def _draw(data: Mapping[str, Any], path: Path) -> None:
     settings = data["settings"]
     title = f"{settings['model']}, {settings['prompt']} tokens in, {settings['output']} out"
-    try:
-        draw(data["summary"], title, out / PLOT_NAME)
-    except PlotError as error:
-        print(f"bench_arrivals: no plot: {error}", file=sys.stderr)
-        return False
-    return True
+    draw(data["summary"], title, path)
 
 
 def _rates(text: str) -> tuple[float, ...]:
@@ -235,10 +206,3 @@ def _rates(text: str) -> tuple[float, ...]:
     if not found[0] > 0 or found[-1] == float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of rates such as 4,16,64")
     return found
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return value

@@ -41,6 +41,10 @@ class Share:
     start: float
     timeout_s: float
 
+    def wanted(self, request: Request) -> int:
+        """How many tokens a request asks for."""
+        return self.output if request.output is None else request.output
+
 
 @dataclass
 class Report:
@@ -63,7 +67,7 @@ class _Sent:
 
 def play(share: Share) -> Report:
     """Send one client's share and read its answers; JSON is read only when all of them are there."""
-    waiting = [_Sent(request, body_of(request, share.output)) for request in share.requests]
+    waiting = [_Sent(request, body_of(request, share.wanted(request))) for request in share.requests]
     cpu, begin = [0.0, 0.0], share.start
     lags: list[float] = []
     # A collection amid the run would stop the clock of every stream; nothing here makes cycles.
@@ -140,7 +144,8 @@ def _outcome(sent: _Sent, share: Share) -> Outcome:
     found = Outcome(sent.request.index, sent.at, sent.at - share.start - sent.request.due_s, sent.error)
     if found.error is None:
         try:
-            found.fill(read_answer(sent.reads, share.output, incremental=share.incremental))
+            wanted = share.wanted(sent.request)
+            found.fill(read_answer(sent.reads, wanted, incremental=share.incremental))
         except StreamError as error:
             found.error = str(error)
     return found
@@ -171,7 +176,10 @@ class Clients:
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     def play(self, requests: Sequence[Request], output: int) -> list[Report]:
-        """Send all requests in time, dealt out in turn, for `output` tokens each; one report a process."""
+        """Send all requests in time, dealt out in turn, for `output` tokens if they do not say how many.
+
+        Returns one report a process.
+        """
         start = time.monotonic() + _LEAD_S
         shares = [
             Share(

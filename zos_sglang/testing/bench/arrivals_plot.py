@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zos_sglang.testing.bench.plot import PlotError
+from zos_sglang.testing.bench.plots import COLOURS, PlotError, keep, pyplot_for
 
 #: Figure, title and unit of each panel.
 PANELS = (
@@ -15,8 +15,6 @@ PANELS = (
     ("ttft_ms.p99", "TTFT, P99", "ms"),
     ("tokens_per_s", "output", "tokens/s"),
 )
-#: Okabe and Ito's colours, as in the plot of bench_zos.py.
-_COLOURS = {"sync": "#E69F00", "stock": "#0072B2", "overlap": "#009E73", "resident": "#D55E00"}
 _PANEL_INCHES = (4.2, 3.4)
 
 
@@ -36,15 +34,7 @@ def draw(summary: Mapping[str, Any], title: str, path: Path) -> None:
     """
     if not summary["rows"]:
         raise PlotError("there are no figures yet")
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise PlotError(
-            f"{error}; pip install matplotlib, then draw it with bench_arrivals.py --plot-only {path.parent}"
-        ) from None
+    pyplot = pyplot_for(path)
     width, height = _PANEL_INCHES
     figure, axes = pyplot.subplots(
         1, len(PANELS), figsize=(width * len(PANELS), height), layout="constrained"
@@ -60,10 +50,7 @@ def draw(summary: Mapping[str, Any], title: str, path: Path) -> None:
         panel.set_ylim(bottom=0)
         panel.grid(alpha=0.3)
     axes[0].legend(fontsize="small")
-    figure.suptitle(title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    keep(pyplot, figure, title, path)
 
 
 def _line(panel: Any, mode: str, points: Sequence[tuple[float, Mapping[str, float]]]) -> None:
@@ -78,6 +65,6 @@ def _line(panel: Any, mode: str, points: Sequence[tuple[float, Mapping[str, floa
         yerr=bars,
         marker="o",
         capsize=3,
-        color=_COLOURS.get(mode),
+        color=COLOURS.get(mode),
         label=mode,
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from zos_sglang.testing.bench.arrivals_summary import TARGETS
+from zos_sglang.testing.bench.tables import console, median, medians, number, ranged, table
 
 #: Columns where the output is no terminal: a row then stays one line.
 _WIDTH = 280
@@ -31,46 +31,29 @@ _LEFT = ("mode", "answers")
 
 def print_summary(data: Mapping[str, Any]) -> None:
     """Figures of every rate and mode, ratios over stock, and what went wrong."""
-    from rich.console import Console
-
     summary, settings = data["summary"], data["settings"]
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    out = console(_WIDTH)
     rows, names = summary["rows"], dict(SHOWN)
     repeats = max((row["repeats"] for row in rows), default=0)
     title = f"{settings['model']}, {settings['prompt']} in, {settings['output']} out"
-    console.print(
-        _table(f"{title}: medians over {repeats} repeats", FIGURES, [row_cells(row) for row in rows])
-    )
+    out.print(table(f"{title}: medians over {repeats} repeats", FIGURES, map(row_cells, rows), _LEFT))
     bounds = ", ".join(
         f"{names[metric]} {'>=' if more else '<='} {bound:g}" for metric, more, bound in TARGETS
     )
-    console.print(
-        _table(
+    out.print(
+        table(
             f"over {summary['base']} within each repeat: median (min to max)",
             ("rate", "mode", *names.values()),
             [ratio_cells(row) for row in rows if row["over_stock"]],
+            _LEFT,
         )
     )
-    console.print(f"* misses a target of mode resident: {bounds}")
+    out.print(f"* misses a target of mode resident: {bounds}")
     for run in data["runs"]:
         for error in run["errors"]:
-            console.print(f"rate {run['rate']:g}, {run['mode']}, repeat {run['repeat']}: {error}")
+            out.print(f"rate {run['rate']:g}, {run['mode']}, repeat {run['repeat']}: {error}")
     if any(run["client"]["in_the_way"] for run in data["runs"]):
-        console.print(
-            "some clients were busy or late enough to have delayed what they measured: see `client`"
-        )
-
-
-def _table(title: str, columns: tuple[str, ...], rows: list[list[str]]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, box=box.SIMPLE_HEAD)
-    for name in columns:
-        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
+        out.print("some clients were busy or late enough to have delayed what they measured: see `client`")
 
 
 def row_cells(row: Mapping[str, Any]) -> list[str]:
@@ -81,14 +64,14 @@ def row_cells(row: Mapping[str, Any]) -> list[str]:
     bursts = f"{row['bursts'] / row['arrivals']:.2%}, {row['largest_arrival']}" if row["arrivals"] else "-"
     answers = row["answers"]
     return [
-        *(f"{row['rate']:g}", row["mode"], str(row["requests"]), _number(row["mean_in_flight"], 1)),
-        _median(row["tokens_per_s"], 1),
-        _medians(row, "ttft_ms", "p50", "p90", "p99"),
-        _medians(row, "itl_ms", "p50", "p90", "p99"),
-        _median(row["gap_ms.p99"], 2),
-        _medians(row, "e2e_ms", "p50", "p99", digits=0),
+        *(f"{row['rate']:g}", row["mode"], str(row["requests"]), number(row["mean_in_flight"], 1)),
+        median(row["tokens_per_s"], 1),
+        medians(row, "ttft_ms", "p50", "p90", "p99"),
+        medians(row, "itl_ms", "p50", "p90", "p99"),
+        median(row["gap_ms.p99"], 2),
+        medians(row, "e2e_ms", "p50", "p99", digits=0),
         bursts,
-        _number(row["lane_share"], 3),
+        number(row["lane_share"], 3),
         f"{row['client_busiest']:.2f}",
         f"{row['client_lag_p99_ms']:.2f}",
         f"{answers['differing']} of {answers['compared']} differ" if answers["compared"] else "-",
@@ -100,20 +83,5 @@ def ratio_cells(row: Mapping[str, Any]) -> list[str]:
     cells = [f"{row['rate']:g}", row["mode"]]
     for metric, _ in SHOWN:
         found = row["over_stock"][metric]
-        star = "*" if row["targets"].get(metric) is False else ""
-        cells.append(
-            f"{found['median']:.3f}{star} ({found['min']:.3f} to {found['max']:.3f})" if found else "-"
-        )
+        cells.append(ranged(found, "*" if row["targets"].get(metric) is False else ""))
     return cells
-
-
-def _medians(row: Mapping[str, Any], what: str, *which: str, digits: int = 2) -> str:
-    return " / ".join(_median(row[f"{what}.{name}"], digits) for name in which)
-
-
-def _median(found: Mapping[str, float] | None, digits: int) -> str:
-    return _number(found and found["median"], digits)
-
-
-def _number(value: Any, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -101,6 +101,10 @@ class BenchClient:
             time.sleep(0.01)
         raise BenchError(f"mode {mode} was not in effect {_SWITCH_TIMEOUT_S:.0f} s after the switch")
 
+    def set_rule(self, rule: str) -> None:
+        """Change the consecutive-prefill rule, for launches from here on. Raises BenchError if refused."""
+        self.post("/set_internal_state", {"server_args": {"zos_consecutive_prefill": rule}})
+
     def reset_records(self) -> None:
         """Forget all step records; those that follow have details and come with `zos`. Raises BenchError."""
         wanted = {"zos_record_reset": 1, "zos_record_detail": 1, "zos_report_steps": KEPT}
@@ -108,15 +112,19 @@ class BenchClient:
         if isinstance(answer, list) and False in answer:
             raise BenchError("the server records no steps; start it with ZOS_RECORD=1, see its log")
 
+    def flush(self) -> None:
+        """Empty the prefix cache, once nothing runs. Raises BenchError."""
+        flushed = self.http.post("/flush_cache", params={"timeout": 10})
+        if flushed.status_code != 200:
+            raise BenchError(f"/flush_cache answered {flushed.status_code}: {flushed.text[:300]}")
+
     def wave(self, input_ids: list[list[int]], output_tokens: int) -> Wave:
         """Generate greedily for all prompts at once, from an empty prefix cache.
 
         One call carries them all: the scheduler takes them in with one message, prefills them as one
         batch and decodes them as one batch, so the arithmetic of every wave is the same.
         """
-        flushed = self.http.post("/flush_cache", params={"timeout": 10})
-        if flushed.status_code != 200:
-            raise BenchError(f"/flush_cache answered {flushed.status_code}: {flushed.text[:300]}")
+        self.flush()
         body = {
             "input_ids": input_ids,
             "sampling_params": {

@@ -22,13 +22,13 @@ from typing import Any
 import httpx
 
 from zos_sglang.overlap.guards import PrefillRule
-from zos_sglang.testing.bench.dp_rule import ENTRY, KEY, RULES
+from zos_sglang.testing.bench.client import BenchClient
 from zos_sglang.testing.bench.record import provenance, write_json
 from zos_sglang.testing.bench.stats import spread
-from zos_sglang.testing.distribution import distribution
 from zos_sglang.testing.dp_server import RANKS, DpServer
 from zos_sglang.testing.models import make_tiny
 
+RULES = tuple(PrefillRule)
 BASE = PrefillRule.NEVER
 #: One prompt fills a prefill; a long one takes three. The flag is shared by the ranks.
 CHUNK_TOKENS = 512
@@ -77,11 +77,8 @@ def burst(url: str, prompts: Sequence[list[int]]) -> dict[str, float]:
 
 
 def set_rule(url: str, rule: PrefillRule) -> None:
-    for values in ({"zos_mode": "stock"}, {KEY: RULES.index(rule)}, {"zos_mode": "overlap"}):
-        answer = httpx.post(
-            f"{url}/set_internal_state", json={"server_args": values}, timeout=60, trust_env=False
-        )
-        answer.raise_for_status()
+    with BenchClient(url) as client:
+        client.set_rule(rule)
 
 
 def measure(server: DpServer, repeats: int, requests: int, long: int) -> dict[str, Any]:
@@ -137,13 +134,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("bench/results/cpu_dp_attention.json"))
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        server = DpServer(
-            make_tiny("qwen3", args.model),
-            mode="overlap",
-            args=ARGS,
-            env=distribution(Path(folder), "dp_rule", "1.0", ENTRY),
-            log=Path(folder) / "server.log",
-        )
+        model, log = make_tiny("qwen3", args.model), Path(folder) / "server.log"
+        server = DpServer(model, mode="overlap", args=ARGS, log=log)
         load = os.getloadavg()
         with server:
             measured = measure(server, args.repeats, args.requests, args.long)

@@ -85,6 +85,14 @@ def numbers(text: str) -> tuple[int, ...]:
     return found
 
 
+def positive(text: str) -> int:
+    """A type for argparse: a whole number above 0."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
 def pair(text: str) -> tuple[str, str]:
     """Name and value of NAME=VALUE. Raises ValueError."""
     name, equals, value = text.partition("=")

@@ -6,21 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from zos_sglang.testing.bench.plots import COLOURS, GREY, PlotError, keep, pyplot_for
 from zos_sglang.testing.bench.summary import SEPARATE
 
-#: Okabe and Ito's colours: told apart by most eyes, and in print.
-_COLOURS = {
-    "sync": "#E69F00",
-    "stock": "#0072B2",
-    "overlap": "#009E73",
-    "resident": "#D55E00",
-    SEPARATE: "#999999",
-}
+_COLOURS = {**COLOURS, SEPARATE: GREY}
 _PANEL_INCHES = (7.0, 3.6)
-
-
-class PlotError(RuntimeError):
-    """Nothing was drawn; the message says why and what to do."""
 
 
 def series(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[Any]]]:
@@ -55,15 +45,7 @@ def draw(summary: Mapping[str, Any], title: str, path: Path) -> None:
         groups.setdefault((row["attention"], row["prompt"], row["output"]), []).append(row)
     if not groups:
         raise PlotError("there are no figures yet")
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError as error:
-        raise PlotError(
-            f"{error}; pip install matplotlib, then draw it with bench_zos.py --plot-only {path.parent}"
-        ) from None
+    pyplot = pyplot_for(path)
     width, height = _PANEL_INCHES
     figure, axes = pyplot.subplots(
         len(groups), 2, figsize=(2 * width, height * len(groups)), squeeze=False, layout="constrained"
@@ -75,10 +57,7 @@ def draw(summary: Mapping[str, Any], title: str, path: Path) -> None:
         _ratios(throughput, lines, summary["base"], f"throughput, {name}")
         for panel in (step, throughput):
             _batch_axis(panel, sorted({row["batch"] for row in rows}))
-    figure.suptitle(title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    keep(pyplot, figure, title, path)
 
 
 def _steps(panel: Any, lines: Mapping[str, Mapping[str, list[Any]]], title: str) -> None:

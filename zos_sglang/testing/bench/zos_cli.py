@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-import signal
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from zos_sglang.modes import MODES
 from zos_sglang.testing.bench.checkpoint import vocabulary
+from zos_sglang.testing.bench.command import Command, result_flags, say
 from zos_sglang.testing.bench.flags import (
-    FAILURES,
-    json_flag,
     model_flags,
     modes_of,
     numbers,
@@ -21,7 +18,7 @@ from zos_sglang.testing.bench.flags import (
     server_options,
 )
 from zos_sglang.testing.bench.floor_steps import REACH
-from zos_sglang.testing.bench.plot import PlotError, draw
+from zos_sglang.testing.bench.plot import draw
 from zos_sglang.testing.bench.record import provenance
 from zos_sglang.testing.bench.serve import Config, find_model
 from zos_sglang.testing.bench.zos import Budget, Plan
@@ -31,7 +28,6 @@ from zos_sglang.testing.bench.zos_table import print_summary
 from zos_sglang.testing.compare.prompts import ModelInfo
 from zos_sglang.testing.server import cuda_available
 
-PLOT_NAME = "bench_zos.png"
 #: Mode off is final until a restart, so it cannot take turns.
 SWITCHABLE = tuple(mode for mode in MODES if mode != "off")
 
@@ -54,7 +50,8 @@ one batch, greedy, from an empty prefix cache. Its figures:
 
 --out holds bench_zos.json (rewritten after every repeat), waves.jsonl (every sample), bench_zos.png and
 the servers' logs. An interrupted run keeps all complete repeats; --resume goes on, with other batches,
-lengths, repeats or another --attention too, but not with other code, versions, machine or settings."""
+lengths, repeats or another --attention too, but not with other code, versions, machine or settings.
+--plot-only gives an older bench_zos.json the steps at the floor's length from its waves.jsonl."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -108,38 +105,14 @@ def parser() -> argparse.ArgumentParser:
     )
     model_flags(found)
     server_flags(found)
-    found.add_argument("--limit-s", type=float, help="stop cleanly before so many seconds are over")
-    found.add_argument("--out", type=Path, metavar="DIR", help="folder for the results")
-    found.add_argument("--resume", action="store_true", help="go on with what --out holds")
-    found.add_argument(
-        "--plot-only",
-        type=Path,
-        metavar="DIR",
-        help="measure nothing: table and plot of the results in DIR; an older bench_zos.json gets the"
-        " steps at the floor's length from its waves.jsonl",
-    )
-    json_flag(found)
+    result_flags(found)
     return found
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measure, or draw what was measured; returns the exit code."""
-    args = parser().parse_args(argv)
-    if (args.out is None) == (args.plot_only is None):
-        parser().error("name one of --out DIR and --plot-only DIR")
-    try:
-        data = up_to_date(args.plot_only) if args.plot_only else _measure(args)
-    except FAILURES as error:
-        print(f"bench_zos: error: {error}", file=sys.stderr)
-        return 2
-    drawn = _draw(data, args.plot_only or args.out)
-    if args.json:
-        print(json.dumps(data))
-    else:
-        print_summary(data)
-    if args.plot_only and not drawn:
-        return 2
-    return exit_code(data)
+    command = Command("bench_zos", _measure, up_to_date, _draw, print_summary, exit_code)
+    return command.run(parser(), argv)
 
 
 def exit_code(data: dict[str, Any]) -> int:
@@ -152,8 +125,6 @@ def exit_code(data: dict[str, Any]) -> int:
 
 
 def _measure(args: argparse.Namespace) -> dict[str, Any]:
-    # A time limit from outside must stop the servers too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
     budget = Budget(args.limit_s)
     session = _session(args)
     head = provenance("bench_zos")
@@ -201,17 +172,12 @@ def _session(args: argparse.Namespace) -> Session:
         separate=args.separate_sync,
         side_by_side=args.side_by_side,
         start_timeout_s=args.start_timeout_s,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
+        say=say,
     )
 
 
-def _draw(data: dict[str, Any], out: Path) -> bool:
-    try:
-        draw(data["summary"], data["identity"]["model"], out / PLOT_NAME)
-    except PlotError as error:
-        print(f"bench_zos: no plot: {error}", file=sys.stderr)
-        return False
-    return True
+def _draw(data: Mapping[str, Any], path: Path) -> None:
+    draw(data["summary"], data["identity"]["model"], path)
 
 
 def _shapes(text: str) -> tuple[tuple[int, int], ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from zos_sglang.testing.bench import store
 from zos_sglang.testing.bench.floor_steps import add_floor_steps
 from zos_sglang.testing.bench.record import write_json
 from zos_sglang.testing.bench.stats import base_of
@@ -17,25 +17,6 @@ from zos_sglang.testing.bench.summary import summarise
 NAME, RAW_NAME = "bench_zos.json", "waves.jsonl"
 #: Raise when older files could not be continued.
 FORMAT = 1
-_PACKAGE = Path(__file__).resolve().parents[2]
-_SHOWN = 120
-
-
-class ResumeError(ValueError):
-    """The file at hand cannot be continued or overwritten; the message says why and what to do."""
-
-
-def code_digest(package: Path = _PACKAGE) -> str:
-    """SHA-256 over the plugin's sources without its testing package: what a run measured.
-
-    A commit's name would not do: it is unknown where there is no git, and says nothing of changed files.
-    """
-    found = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        name = path.relative_to(package)
-        if name.parts[0] != "testing":
-            found.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
-    return found.hexdigest()[:16]
 
 
 class ResultFile:
@@ -54,20 +35,9 @@ class ResultFile:
         resume: bool,
     ) -> None:
         self.path, self.raw = out / NAME, out / RAW_NAME
-        mine = {
-            "format": FORMAT,
-            "code": code_digest(),
-            "versions": head["versions"],
-            "machine": head["machine"],
-            **identity,
-        }
-        old = load(out) if resume and self.path.exists() else None
-        if old is None and self.path.exists():
-            raise ResumeError(f"{self.path} exists; --resume continues it, another --out keeps it")
-        if old is not None:
-            check_same(old["identity"], mine)
-        self.data: dict[str, Any] = old or {**head, "identity": plain(mine), "runs": [], "points": []}
-        self.data["runs"].append({**{key: head[key] for key in ("commit", "date", "command")}, **run})
+        empty: dict[str, Any] = {"runs": [], "points": []}
+        self.data = store.begin(self.path, head, identity, empty, resume=resume, version=FORMAT)
+        self.data["runs"].append({**store.call_of(head), **run})
 
     def point(self, attention: str, prompt: int, output: int, batch: int) -> dict[str, Any]:
         """The point's entry, made if need be."""
@@ -98,16 +68,7 @@ class ResultFile:
 
 def load(out: Path) -> dict[str, Any]:
     """The result file in folder `out`. Raises ResumeError if there is none, or it is something else's."""
-    path = out / NAME
-    try:
-        data = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ResumeError(f"{path}: there is no such file") from None
-    except ValueError as error:
-        raise ResumeError(f"{path} is no JSON: {error}") from None
-    if not isinstance(data, dict) or data.get("kind") != "bench_zos" or "identity" not in data:
-        raise ResumeError(f"{path} is not a result of bench_zos")
-    return data
+    return store.load(out / NAME, "bench_zos")
 
 
 def up_to_date(out: Path) -> dict[str, Any]:
@@ -134,28 +95,3 @@ def _samples(path: Path) -> Iterator[dict[str, Any]]:
 
 def _summary(data: Mapping[str, Any]) -> dict[str, Any]:
     return summarise(data["points"], base_of(data["identity"]["modes"]))
-
-
-def check_same(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Raise ResumeError that names everything in which two runs differ."""
-    new = plain(new)
-    different = [
-        f"{name}: {_short(old.get(name))} then, {_short(new.get(name))} now"
-        for name in sorted({*old, *new})
-        if old.get(name) != new.get(name)
-    ]
-    if different:
-        raise ResumeError(
-            "--resume would compare runs that differ, use another --out: " + "; ".join(different)
-        )
-
-
-def plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON gives it back: lists for tuples, text for keys."""
-    found: dict[str, Any] = json.loads(json.dumps(value))
-    return found
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

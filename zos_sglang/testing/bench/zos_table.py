@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from zos_sglang.testing.bench.summary import name_of
+from zos_sglang.testing.bench.tables import console, number, ranged, table
 
 #: Columns where the output is no terminal: a row then stays one line.
 _WIDTH = 220
@@ -44,46 +44,34 @@ _LEFT = ("attention", "mode", "answers")
 
 def print_summary(data: Mapping[str, Any]) -> None:
     """Every point and mode, the geometric means, and what was skipped or went wrong."""
-    from rich.console import Console
-
     summary = data["summary"]
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    out = console(_WIDTH)
     repeats = max((row["repeats"] for row in summary["rows"]), default=0)
-    console.print(
-        _table(
+    out.print(
+        table(
             f"{data['identity']['model']}: medians over up to {repeats} repeats; ratios median (min to max)",
             _COLUMNS,
             [row_cells(row, summary["base"]) for row in summary["rows"]],
+            _LEFT,
             _NOTE,
         )
     )
-    console.print(
-        _table(
-            "geometric means over the batch sizes", _MEANS, [mean_cells(mean) for mean in summary["geomeans"]]
+    out.print(
+        table(
+            "geometric means over the batch sizes",
+            _MEANS,
+            [mean_cells(mean) for mean in summary["geomeans"]],
+            _LEFT,
         )
     )
     for point in data["points"]:
         name = name_of(point)
         for what in ("skipped", "error"):
             if point[what]:
-                console.print(f"{name}: {what}: {point[what]}", highlight=False)
+                out.print(f"{name}: {what}: {point[what]}")
     for entry in summary["answers"]:
         if entry["differing"]:
-            console.print(
-                f"{name_of(entry)}: answers {entry['verdict']}: {entry['differing']}", highlight=False
-            )
-
-
-def _table(title: str, columns: tuple[str, ...], rows: list[list[str]], note: str | None = None) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, caption=note, box=box.SIMPLE_HEAD)
-    for name in columns:
-        table.add_column(name, justify="left" if name in _LEFT else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
+            out.print(f"{name_of(entry)}: answers {entry['verdict']}: {entry['differing']}")
 
 
 def row_cells(row: Mapping[str, Any], base: str) -> list[str]:
@@ -92,17 +80,17 @@ def row_cells(row: Mapping[str, Any], base: str) -> list[str]:
     step = row["step_us"] or row["step_mean_us"]
     return [
         *(row["attention"], f"{row['prompt']}:{row['output']}", str(row["batch"]), row["mode"]),
-        _number(row["floor_us"], 0),
-        _number(row["floor_len"], 0),
+        number(row["floor_us"], 0),
+        number(row["floor_len"], 0),
         f"{step['median']:.0f} ({step['q1']:.0f} to {step['q3']:.0f})",
-        _number(row["step_over_floor"], 3),
-        "1" if row["mode"] == base else _range(row["over_stock"]),
-        _range(row["over_separate"]),
-        _number(row["cpu_us"] and row["cpu_us"]["median"], 0),
-        _number(row["cpu_over_stock"] and row["cpu_over_stock"]["median"], 3),
-        _number(lane.get("share"), 3),
-        _number(lane.get("h2d_per_step"), 2),
-        _number(lane.get("wasted_row_steps"), 0),
+        number(row["step_over_floor"], 3),
+        "1" if row["mode"] == base else ranged(row["over_stock"]),
+        ranged(row["over_separate"]),
+        number(row["cpu_us"] and row["cpu_us"]["median"], 0),
+        number(row["cpu_over_stock"] and row["cpu_over_stock"]["median"], 3),
+        number(lane.get("share"), 3),
+        number(lane.get("h2d_per_step"), 2),
+        number(lane.get("wasted_row_steps"), 0),
         str(row["answers"]),
     ]
 
@@ -113,15 +101,7 @@ def mean_cells(mean: Mapping[str, Any]) -> list[str]:
         *(mean["attention"], f"{mean['prompt']}:{mean['output']}", mean["mode"]),
         ",".join(map(str, mean["batches"])),
         *(
-            _number(mean[name], 3)
+            number(mean[name], 3)
             for name in ("over_stock", "over_separate", "step_over_floor", "cpu_over_stock")
         ),
     ]
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _range(found: Mapping[str, Any] | None) -> str:
-    return f"{found['median']:.3f} ({found['min']:.3f} to {found['max']:.3f})" if found else "-"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from tests.unit.fake_batch import Result
-from tests.unit.lane_fakes import LaneBatch, kv_of, sample
+from tests.unit.fake_batch import NO_GRAMMAR, Result
+from tests.unit.lane_fakes import LaneBatch, choose, kv_of, logits
 from tests.unit.lane_memory import LaneGpu
 from tests.unit.lane_ring import Ring
 from tests.unit.virtual_gpu import Address, Event
@@ -14,10 +14,10 @@ from zos_sglang.resident.eligibility import Refusal
 
 
 def decode_row(gpu: LaneGpu, slots: list[int], slot: int, token: int, temp: int) -> int:
-    """One row of one decode step: `slots` are those of the tokens before, `slot` is the one to write."""
+    """Logits of a row of a decode step: `slots` are those of the tokens before, `slot` the one to write."""
     before = [gpu.kv.get(s, 0) for s in slots]
     gpu.kv[slot] = kv_of(before, token, len(slots))
-    return sample([*before, gpu.kv[slot]], len(slots) + 1, temp)
+    return logits([*before, gpu.kv[slot]], len(slots) + 1, temp)
 
 
 class LaneWorker:
@@ -45,9 +45,9 @@ class LaneWorker:
         if world.records_read_done():
             self.shared_read_done_event = Event(gpu)
             self.shared_read_done_event.record(gpu.forward)
-        out = result.next_token_ids = gpu.empty()
+        found_logits = gpu.empty()
 
-        def model(to: Address = out.address, weights: int = gpu.weights_queued) -> None:
+        def model(to: Address = found_logits.address, weights: int = gpu.weights_queued) -> None:
             words, temp = gpu.load(tokens, sum(new), "input tokens"), gpu.load(temps, n, "temperatures")
             wrong = gpu.wrong_weights(weights)
             sampled, start = [], 0
@@ -62,6 +62,24 @@ class LaneWorker:
 
         gpu.current.enqueue(model)
         result.copy_to_cpu = partial(world.copy_to_cpu, result)
+        draw = partial(self._sample, result, batch.reqs[:], batch.masks, found_logits)
+        if batch.has_grammar:
+            result.delay_sample_func = draw
+        else:
+            draw()
+        return result
+
+    def _sample(self, result: Result, reqs: Any, masks: Any, found: Any) -> Result:
+        """The masks come from the grammars on the host, as they are now."""
+        gpu, n = self.world.gpu, len(reqs)
+        states, out = gpu.tensor(masks()), gpu.empty()
+        result.next_token_ids = out
+
+        def kernel(to: Address = out.address, m: Any = states.address, at: Any = found.address) -> None:
+            both = gpu.load(at, n, "logits"), gpu.load(m, n, "grammar masks")
+            gpu.store(to, tuple(choose(logit, state) for logit, state in zip(*both, strict=True)))
+
+        gpu.current.enqueue(kernel)
         return result
 
 
@@ -75,6 +93,12 @@ class VirtualExecutor:
         self.faults: Any = lambda name: None
         self.batch: LaneBatch | None = None
         self.refreshes = self.floors = 0
+        #: Masks: two pinned buffers, which the device reads when it gets there, and what it has read.
+        self.pinned, self.turn = [[NO_GRAMMAR] * capacity for _ in "12"], 0
+        self.states = [NO_GRAMMAR] * capacity
+        self.begun = False
+        #: The masks that each step was sampled with, in the order of the steps.
+        self.masked: list[list[int]] = []
 
     def refuses(self, batch: LaneBatch) -> Refusal | None:
         return Refusal.BATCH_SIZE if len(batch.reqs) > self.capacity else None
@@ -84,18 +108,49 @@ class VirtualExecutor:
         self.faults("open")
         self.batch, self.rows, self.fresh = batch, len(batch.reqs), True
         self.load(batch)
+        self.begun = False
+
+        def no_masks() -> None:
+            self.states[:] = [NO_GRAMMAR] * self.capacity
+
+        self.gpu.current.enqueue(no_masks)
         self.faults("opened")
 
     def step(self) -> None:
+        assert self.batch is not None and not self.batch.has_grammar
+        self.begin()
+        self.finish()
+
+    def begin(self) -> None:
         """`faults` "step": before anything is queued; "stepped": the model is queued, no token emitted."""
         assert self.batch is not None and self.gpu.current is self.gpu.forward
+        assert not self.begun, "the step before is not sampled"
         self.faults("step")
         if not self.fresh:
             self.advance()
         self.fresh = False
         self.model()
         self.faults("stepped")
+        self.begun = True
+
+    def finish(self) -> None:
+        assert self.batch is not None and self.gpu.current is self.gpu.forward
+        assert self.begun, "a step is sampled twice"
+        self.begun = False
+        if self.batch.has_grammar:
+            self.fill(self.batch.masks())
         self.emit()
+
+    def fill(self, masks: list[int]) -> None:
+        self.masked.append(masks)
+        self.turn ^= 1
+        buffer = self.pinned[self.turn]
+        buffer[: len(masks)] = masks
+
+        def copy() -> None:
+            self.states[: len(masks)] = buffer[: len(masks)]
+
+        self.gpu.current.enqueue(copy)
 
     def refresh(self) -> None:
         assert self.gpu.current is self.gpu.forward
@@ -132,8 +187,8 @@ class GraphLike(VirtualExecutor):
     def __init__(self, gpu: LaneGpu, depth: int, capacity: int) -> None:
         super().__init__(gpu, depth, capacity)
         self.live = 0
-        self.row, self.length, self.slot, self.token, self.temp, self.sampled = (
-            [0] * capacity for _ in "123456"
+        self.row, self.length, self.slot, self.token, self.temp, self.logits, self.sampled = (
+            [0] * capacity for _ in "1234567"
         )
         self.pages: list[list[int]] = [[] for _ in range(capacity)]
         with gpu.on(gpu.forward):
@@ -178,12 +233,14 @@ class GraphLike(VirtualExecutor):
             wrong = self.gpu.wrong_weights(weights)
             for i in range(self.live):
                 args = self.pages[i], self.slot[i], self.token[i], self.temp[i] + wrong
-                self.sampled[i] = decode_row(self.gpu, *args)
+                self.logits[i] = decode_row(self.gpu, *args)
 
         self.gpu.current.enqueue(graph)
 
     def emit(self) -> None:
         def kernel(to: Address = self.tokens.address) -> None:
+            for i in range(self.live):
+                self.sampled[i] = choose(self.logits[i], self.states[i])
             self.gpu.store(to, tuple(self.sampled))
             self.ring.emit(self.sampled[: self.live])
 
@@ -234,12 +291,14 @@ class EagerLike(VirtualExecutor):
         gpu.current.enqueue(forward)
 
     def emit(self) -> None:
-        gpu, n, self.inputs = self.gpu, self.rows, self.out
+        gpu, n, self.inputs = self.gpu, self.rows, self.gpu.empty()
 
-        def copy(at: Address = self.out.address) -> None:
-            self.ring.emit(list(gpu.load(at, n, "sampled tokens")))
+        def kernel(at: Address = self.out.address, to: Address = self.inputs.address) -> None:
+            tokens = [choose(*pair) for pair in zip(gpu.load(at, n, "logits"), self.states[:n], strict=True)]
+            gpu.store(to, tuple(tokens))
+            self.ring.emit(tokens)
 
-        gpu.current.enqueue(copy)
+        gpu.current.enqueue(kernel)
 
     def last_tokens(self) -> Any:
         return self.inputs

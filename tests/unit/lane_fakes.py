@@ -2,19 +2,20 @@
 
 A token is a function of the request's whole history as it is read through the page table: what a step writes
 into its KV slot depends on every slot before it, and what it samples on all of them, in order. A wrong
-slot, position, length, row or page anywhere shows in that answer and in every one after it.
+slot, position, length, row or page anywhere shows in that answer and in every one after it. Under a grammar
+all tokens so far count in one more way: a mask that is one token old allows other tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from tests.unit.fake_batch import EOS, VOCABULARY, Mode, SpecAlgorithm, temperature
+from tests.unit.fake_batch import EOS, NO_GRAMMAR, VOCABULARY, Mode, SpecAlgorithm, next_state, temperature
 from tests.unit.lane_memory import LaneGpu, Memory
 from tests.unit.virtual_gpu import Tensor
 
@@ -26,7 +27,7 @@ class LaneSpec:
     """What a client asks for. `stop_pair` stands for a stop string: two tokens in a row.
 
     `rides` False is a request that the lane refuses. `vocabulary` below `VOCABULARY` makes tokens occur that
-    are outside of it, which end the request.
+    are outside of it, which end the request. `grammar` is the state that its grammar begins in.
     """
 
     rid: int
@@ -38,6 +39,7 @@ class LaneSpec:
     ignore_eos: bool = False
     vocabulary: int = VOCABULARY
     rides: bool = True
+    grammar: int = NO_GRAMMAR
 
 
 def kv_of(before: Iterable[int], token: int, position: int) -> int:
@@ -45,8 +47,39 @@ def kv_of(before: Iterable[int], token: int, position: int) -> int:
     return hash((tuple(before), token, position))
 
 
-def sample(slots: Iterable[int], length: int, temp: int) -> int:
-    return hash((tuple(slots), length, temp)) % VOCABULARY
+def logits(slots: Iterable[int], length: int, temp: int) -> int:
+    """What the model knows of the next token; `choose` takes it from there."""
+    return hash((tuple(slots), length, temp))
+
+
+def choose(logit: int, state: int) -> int:
+    """The token, of those that a grammar in `state` allows."""
+    words = allowed(state)
+    return words[logit % len(words)]
+
+
+def allowed(state: int) -> Sequence[int]:
+    if state == NO_GRAMMAR:
+        return range(VOCABULARY)
+    return [t for t in range(VOCABULARY) if hash((state, t, 3)) % 3] or [1]
+
+
+class Grammar:
+    """As upstream's: advanced by the host, token by token; nothing is masked once it or its request ended."""
+
+    def __init__(self, state: int) -> None:
+        self.state, self.finished = state, False
+
+    def is_terminated(self) -> bool:
+        return self.state % 11 == 3
+
+    def accept_token(self, token: int) -> None:
+        if not self.is_terminated():
+            assert token in allowed(self.state), "sampled under another mask than the grammar's"
+            self.state = next_state(self.state, token)
+
+    def mask(self) -> int:
+        return NO_GRAMMAR if self.finished or self.is_terminated() else self.state
 
 
 def ends(spec: LaneSpec, output: list[int]) -> str | None:
@@ -65,12 +98,16 @@ def right_answer(spec: LaneSpec) -> list[int]:
     """The answer of a machine that does one request at a time, one step at a time."""
     slots: list[int] = []
     output: list[int] = []
+    grammar = None if spec.grammar == NO_GRAMMAR else Grammar(spec.grammar)
     for token in spec.prompt:
         slots.append(kv_of(slots, token, len(slots)))
     while True:
-        output.append(sample(slots, len(slots), temperature(spec.rid)))
-        if ends(spec, output):
+        state = NO_GRAMMAR if grammar is None else grammar.mask()
+        output.append(choose(logits(slots, len(slots), temperature(spec.rid)), state))
+        if ends(spec, output) or (grammar is not None and grammar.is_terminated()):
             return output
+        if grammar is not None:
+            grammar.accept_token(output[-1])
         slots.append(kv_of(slots, output[-1], len(slots)))
 
 
@@ -84,6 +121,7 @@ class LaneRequest:
     def __init__(self, spec: LaneSpec) -> None:
         self.spec, self.rid, self.stream, self.vocab_size = spec, spec.rid, spec.stream, spec.vocabulary
         self.eos_token_ids = {EOS}
+        self.grammar = None if spec.grammar == NO_GRAMMAR else Grammar(spec.grammar)
         self.sampling_params = SimpleNamespace(
             max_new_tokens=spec.max_new,
             ignore_eos=spec.ignore_eos,
@@ -114,7 +152,15 @@ class LaneRequest:
 
     def update_finish_state(self, _accepted: int = 1) -> None:
         assert not self.finished(), "a token for a request that has ended"
-        self.finished_reason, self.to_finish = self.to_finish or ends(self.spec, self.output_ids), None
+        terminated = self.grammar is not None and self.grammar.is_terminated()
+        why = self.to_finish or ends(self.spec, self.output_ids) or ("grammar" if terminated else None)
+        self.finished_reason, self.to_finish = why, None
+
+    def accept(self, token: int) -> None:
+        """Result processing gives the grammar its token, after the finish check."""
+        if self.grammar is not None:
+            self.grammar.accept_token(token)
+            self.grammar.finished = self.finished()
 
     # What the fake scheduler of the overlap core calls these.
 
@@ -157,7 +203,7 @@ class LaneBatch:
     mix_running_indices: Tensor | None = None
     chunked_req: Any = None
     spec_info = seq_lens_sum = None
-    return_logprob = return_hidden_states = has_grammar = after_idle_gap = False
+    return_logprob = return_hidden_states = after_idle_gap = False
     forward_iter = extend_num_tokens = 0
     launch_ts = 0.0
     req_pool_indices: Any
@@ -176,6 +222,14 @@ class LaneBatch:
         self.out_cache_loc: Tensor | None = None
         self.sampling_info: Sampling | None = None
         self.seq_lens_cpu: torch.Tensor = torch.zeros(0, dtype=torch.int64)
+
+    @property
+    def has_grammar(self) -> bool:
+        return any(req.grammar for req in self.reqs)
+
+    def masks(self) -> list[int]:
+        """The rows' masks as their grammars are now."""
+        return [NO_GRAMMAR if req.grammar is None else req.grammar.mask() for req in self.reqs]
 
     def grammar_needs_sync(self) -> bool:
         return False

@@ -47,7 +47,9 @@ class Recorder:
 
     def table(self, batch, pending):
         waiting = pending.reqs if pending is not None else []
-        return RowTable(batch.reqs, [int(r in waiting) for r in batch.reqs], frozenset(), ())
+        constrained = [row for row, req in enumerate(batch.reqs) if req.grammar is not None]
+        pending_tokens = [int(r in waiting) for r in batch.reqs]
+        return RowTable(batch.reqs, pending_tokens, frozenset(), (), constrained=constrained)
 
     def count_launch(self, batch):
         self.say("count")
@@ -99,6 +101,10 @@ class Recorder:
     def result(self, table, step, tokens, arrived):
         return SimpleNamespace(table=table, step=step, tokens=tokens, arrived=arrived)
 
+    def sampled(self, result, tokens, arrived):
+        self.say(f"sampled {result.step}")
+        result.tokens, result.arrived = tokens, arrived
+
 
 class Executing:
     """The executor's and the readback's side of the recorder."""
@@ -115,6 +121,13 @@ class Executing:
 
     def step(self):
         self.of.say("step")
+        self.of.steps += 1
+
+    def begin(self):
+        self.of.say("begin")
+
+    def finish(self):
+        self.of.say("finish")
         self.of.steps += 1
 
     def refresh(self):

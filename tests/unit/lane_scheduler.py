@@ -84,6 +84,7 @@ class LaneScheduler(Scheduler):
             output_streamer=self.messages,
             token_to_kv_pool_allocator=self.messages,
             _maybe_update_reasoning_tokens=nothing,
+            _accept_grammar_tokens=lambda req, token: req.grammar.accept_token(token),
             _handle_finish_state_updated_req=lambda req, *_: self._release(req),
         )
         self.publish_load_snapshot = self._record_step_counters = nothing
@@ -232,6 +233,7 @@ class LaneScheduler(Scheduler):
             elif not (req.finished() or req.is_retracted):
                 req.output_ids.append(token)
                 req.update_finish_state()
+                req.accept(token)
                 if req.finished():
                     self._release(req)
                 elif batch.forward_mode.is_extend() and req not in batch.decoding:

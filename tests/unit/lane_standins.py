@@ -56,6 +56,7 @@ REQUEST_NONE = (
     "beam_group",
     "lora_id",
     "customized_info",
+    "grammar",
 )
 
 
@@ -119,7 +120,6 @@ def plain_batch() -> Any:
     return SimpleNamespace(
         forward_mode=ForwardMode.DECODE,
         batch_is_full=False,
-        has_grammar=False,
         return_logprob=False,
         return_hidden_states=False,
         sampling_info=SimpleNamespace(

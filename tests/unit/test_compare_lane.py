@@ -84,12 +84,17 @@ def test_a_share_is_never_rounded_up_to_all() -> None:
         (LaneEvidence(left=("intake", "finish"), refused=("grammar",)), None),
         (LaneEvidence(left=("pool-full",)), "never left for pool-full"),
         (LaneEvidence(refused=("penalties",)), "never refused for penalties"),
+        (LaneEvidence(masked=True), "no row with a grammar rode the lane in 36 steps"),
         (LaneEvidence(closed="model"), "36 steps rode a lane that must stay closed"),
     ],
 )
 def test_what_the_lane_did_not_do_is_named(wanted: LaneEvidence, words: str | None) -> None:
     faults = missing_from_lane(wanted, GROWN, {"lane.refused.model": 1})
     assert [words is not None and words in fault for fault in faults] == ([True] if words else [])
+
+
+def test_rows_with_a_grammar_that_rode_are_evidence() -> None:
+    assert missing_from_lane(LaneEvidence(masked=True), GROWN | {"lane.grammar_row_steps": 3}, {}) == []
 
 
 def test_a_lane_that_nothing_rode_fails_unless_chance_decides() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,9 +29,9 @@ class ToyStep:
     def build(self, batch: Any) -> Any:
         return SimpleNamespace(rows=batch.req_pool_indices)
 
-    def run(
+    def forward(
         self, template: Any, done: int, tokens: torch.Tensor, lengths: torch.Tensor, slots: torch.Tensor
-    ) -> torch.Tensor:
+    ) -> Callable[[], torch.Tensor]:
         decode, rows = self.decode, len(tokens)
         self.seen.append((done, lengths.tolist(), slots.tolist()))
         step = decode.buffers
@@ -44,7 +45,7 @@ class ToyStep:
             buffer[:rows] = values
         decode.lengths[:rows] = lengths
         decode.model(rows)
-        return decode.logits(rows).argmax(-1).to(torch.int32)
+        return lambda: decode.logits(rows).argmax(-1).to(torch.int32)
 
     def floor_us(self, template: Any, replays: int) -> float:
         return 10.0 * replays
@@ -200,7 +201,7 @@ def test_the_template_stays_as_it_was_built_whatever_a_forward_does_to_its_own()
     }
     for done in range(3):
         lengths = batch.seq_lens + done
-        model.run(template, done, batch.input_ids + done, lengths, batch.out_cache_loc + done)
+        model.forward(template, done, batch.input_ids + done, lengths, batch.out_cache_loc + done)
         upstream.given[-1].input_ids = upstream.given[-1].positions = None
     for name, value in kept.items():
         now = getattr(template, name)

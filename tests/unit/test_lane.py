@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.unit.fakes import Fault
 from tests.unit.lane_fakes import LaneRequest, LaneSpec
 from tests.unit.lane_recorder import Executing, Recorder
 from zos_sglang.resident.account import LaneAccount
@@ -421,3 +422,79 @@ def test_a_report_names_the_reasons_that_occurred():
 def test_two_accounts_count_apart():
     LaneAccount().refused[Refusal.GRAMMAR] += 1
     assert LaneAccount().report()["refused"] == {}
+
+
+# ------------------------------------------------------------ rows with a grammar
+
+
+def constrained(*limits):
+    batch = batch_of(*limits)
+    batch.reqs[0].grammar = "a grammar"
+    return batch
+
+
+def test_with_a_grammar_a_step_begins_and_is_sampled_when_the_result_before_is_processed(world):
+    result = world.lane.enter(constrained(20, 20), None)
+    assert world.port.log == ["count", "[", "forward waits", "resolve", "open", "begin", "]"]
+    assert world.lane.unsampled is result and result.tokens is None
+    mark = len(world.port.log)
+    world.lane.sample()
+    assert world.port.since(mark) == ["[", "finish", "readback 2", "]", "sampled 1"]
+    assert world.lane.unsampled is None and (result.tokens, result.arrived) == ("home", "event")
+
+
+def test_further_steps_with_a_grammar_are_in_two_parts_as_well(world):
+    world.lane.enter(constrained(20, 20), None)
+    world.lane.sample()
+    world.lane.ride()
+    world.lane.sample()
+    mark = len(world.port.log)
+    result = world.lane.ride()
+    assert world.port.since(mark) == ["receive", "dispatch", "selected", "count", "[", "begin", "]"]
+    world.lane.sample()
+    assert world.port.since(mark)[-1] == "sampled 3" and result.step == 3
+
+
+def test_a_lane_that_is_left_hands_on_the_tokens_of_the_step_sampled_last(world):
+    world.lane.enter(constrained(20, 20), None)
+    world.lane.sample()
+    world.lane.ride()
+    world.lane.sample()
+    world.port.arrivals = [True]
+    assert world.lane.ride() is None
+    assert "relay tokens 2" in world.port.log
+
+
+def test_rows_with_a_grammar_are_counted(world):
+    world.lane.enter(constrained(20, 20, 20), None)
+    world.lane.sample()
+    world.lane.ride()
+    report = world.account.report()
+    assert (report["steps"], report["masked_steps"], report["grammar_row_steps"]) == (2, 2, 2)
+    assert report["row_steps"] == 6
+
+
+def test_the_lane_opens_without_two_parts_once_the_grammars_have_gone(world):
+    world.lane.enter(constrained(20, 20), None)
+    world.lane.sample()
+    world.lane.close(Departure.FINISH)
+    mark = len(world.port.log)
+    opened(world)
+    assert "step" in world.port.since(mark) and "begin" not in world.port.since(mark)
+    assert world.lane.unsampled is None
+
+
+def test_a_model_that_fails_in_a_step_with_a_grammar_leaves_to_the_ordinary_path(world):
+    world.lane.enter(constrained(20, 20), None)
+    world.lane.sample()
+    world.port.fails = {"begin"}
+    assert world.lane.ride() is None and not world.lane.is_open
+    assert "relay tokens 1" in world.port.log and world.account.report()["left"] == {"fault": 1}
+
+
+def test_a_sampler_that_fails_is_the_models_own_error(world):
+    """The step's model has run; as in stock's delayed sampling nobody can repeat it."""
+    world.lane.enter(constrained(20, 20), None)
+    world.port.fails = {"finish"}
+    with pytest.raises(Fault):
+        world.lane.sample()

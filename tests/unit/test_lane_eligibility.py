@@ -197,7 +197,6 @@ def test_a_plain_batch_is_accepted() -> None:
     [
         ("forward_mode", ForwardMode.EXTEND, Refusal.NOT_DECODE),
         ("forward_mode", ForwardMode.MIXED, Refusal.NOT_DECODE),
-        ("has_grammar", True, Refusal.GRAMMAR),
         ("return_logprob", True, Refusal.LOGPROBS),
         ("return_hidden_states", True, Refusal.HIDDEN_STATES),
         ("sampling_info__penalizer_orchestrator__is_required", True, Refusal.PENALTIES),
@@ -219,6 +218,7 @@ def test_a_batch_that_is_not_plain_is_refused(path: str, value: Any, reason: Ref
         ("multimodal_inputs", SOMETHING, Refusal.MULTIMODAL),
         ("beam_group", SOMETHING, Refusal.BEAM_SEARCH),
         ("lora_id", "a", Refusal.LORA),
+        ("grammar", SOMETHING, Refusal.GRAMMAR_BACKEND),
         ("return_routed_experts", True, Refusal.REQUEST_OUTPUT),
         ("return_indexer_topk", True, Refusal.REQUEST_OUTPUT),
         ("customized_info", {}, Refusal.REQUEST_OUTPUT),

@@ -15,6 +15,7 @@ from tests.unit.virtual_gpu import EARLY, LATE
 from zos_sglang.overlap.row_ledger import RowLedgerError
 from zos_sglang.resident.lane import Lane
 from zos_sglang.resident.window import Window
+from zos_sglang.upstream.lane_results import LaneResults
 
 TEXT = tuple(range(1, 25))
 OTHER = tuple(range(24, 0, -1))
@@ -272,3 +273,50 @@ def test_without_the_wait_of_the_copy_stream_a_slot_is_read_before_it_is_written
     monkeypatch.setattr(world.lane.readback, "copy_waits", lambda: None)
     assert_wrong_tokens(world)
     assert "ring slot: not what was asked for" in world.gpu.hazards
+
+
+# ------------------------------------------------------------ masks
+
+
+def with_grammars(policy: str, **limits) -> LaneScenario:
+    grammars = [LaneSpec(rid, OTHER[:5], 20, ignore_eos=True, grammar=5 + rid) for rid in (2, 3)]
+    return LaneScenario(submit(long(1, TEXT[:6], 20), *grammars), LaneLimits(chunk=64, **limits), policy)
+
+
+@BOTH
+def test_sampling_before_the_result_before_is_processed_is_noticed(monkeypatch, graphs):
+    """The masks would be one token old."""
+    world = world_that_was_right(with_grammars(LATE, graphs=graphs))
+    launched = Lane._launched
+
+    def at_once(lane):
+        result = launched(lane)
+        if lane.unsampled is not None:
+            lane.sample()
+        return result
+
+    monkeypatch.setattr(Lane, "_launched", at_once)
+    with pytest.raises(AssertionError, match="another mask"):
+        world.run().check()
+
+
+@BOTH
+def test_a_grammar_that_is_not_given_its_token_is_noticed(monkeypatch, graphs):
+    world = world_that_was_right(with_grammars(EARLY, graphs=graphs))
+    monkeypatch.setattr(LaneResults, "_accept", lambda *_: None)
+    assert_wrong_tokens(world)
+
+
+@BOTH
+def test_masks_of_one_buffer_that_is_rewritten_at_once_would_be_read_wrong(monkeypatch, graphs):
+    """What `GrammarMasks` relies on: the host sees a step's tokens before it fills the next masks."""
+    world = world_that_was_right(with_grammars(LATE, graphs=graphs))
+    fill = world.executor.fill
+
+    def rewritten(masks):
+        fill(masks)
+        world.executor.pinned[world.executor.turn][: len(masks)] = [97] * len(masks)
+
+    monkeypatch.setattr(world.executor, "fill", rewritten)
+    with pytest.raises(AssertionError, match="another mask"):
+        world.run().check()

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.unit.fake_batch import NO_GRAMMAR
 from tests.unit.fake_scheduler import Script
 from tests.unit.lane_fakes import LaneSpec
 from tests.unit.lane_simulation import LaneLimits, LaneScenario, build, simulate
@@ -66,6 +67,7 @@ def specs(draw: Callable[..., Any], rid: int, lengths_only: bool = False) -> Lan
         stop_pair=draw(st.sampled_from([(), (), (3, 5), (18, 18)])),
         vocabulary=draw(st.sampled_from([31, 31, 30])),
         rides=draw(st.sampled_from([True] * 7 + [False])),
+        grammar=draw(st.sampled_from([NO_GRAMMAR] * 3 + [5, 17])),
     )
 
 

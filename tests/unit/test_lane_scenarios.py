@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tests.unit.fake_batch import VOCABULARY, Mode
@@ -251,3 +253,50 @@ def test_a_fault_in_the_very_first_step_leaves_the_launch_to_the_ordinary_path()
     world.run().check()
     assert world.lane_account.opened == 0 and world.account.paths["decode"] == 29
     assert world.launcher.own and world.account.paths["fallbacks"] == 0
+
+
+# ------------------------------------------------------------ rows with a grammar
+
+
+def masked(rid, tokens, prompt=OTHER, ended=False, first=0):
+    """A request under a grammar, with an answer of so many tokens. `ended`: its grammar ends it."""
+    for grammar in range(first, first + 20_000):
+        limit = 60 if ended else tokens
+        spec = LaneSpec(rid, prompt, limit, ignore_eos=True, grammar=grammar)
+        if len(right_answer(spec)) == tokens:
+            return spec
+    raise AssertionError("no such grammar")
+
+
+@BOTH
+@POLICIES
+def test_rows_with_a_grammar_ride_beside_plain_ones_and_each_step_has_the_masks_of_its_token(policy, graphs):
+    specs = [long(1, TEXT[:5], 30), masked(2, 30), masked(3, 22, TEXT[:8])]
+    world = simulate(LaneScenario(submit(*specs), LaneLimits(chunk=64, graphs=graphs), policy)).check()
+    account = world.lane_account
+    assert account.steps == account.masked_steps == world.account.paths["decode"] == 29
+    assert account.grammar_row_steps == 29 + 21
+    # Two steps in a row with one mask would mean that a token was missed.
+    assert all(one != next_one for one, next_one in itertools.pairwise(world.executor.masked))
+
+
+@BOTH
+def test_a_row_ends_one_token_after_its_grammar_and_is_not_masked_there(graphs):
+    spec = masked(50, 5, TEXT[:6], ended=True)
+    world = simulate(LaneScenario(submit(long(1), spec), LaneLimits(chunk=64, graphs=graphs))).check()
+    assert world.scheduler.requests[50].finished_reason == "grammar"
+    assert left(world)["finish"] == 1
+
+
+def test_steps_are_whole_again_when_the_last_row_with_a_grammar_has_gone():
+    world = simulate(LaneScenario(submit(long(1, TEXT[:5], 40), masked(2, 8)), LaneLimits(chunk=64)))
+    account = world.check().lane_account
+    assert (account.masked_steps, account.steps) == (7, 39)
+
+
+@BOTH
+def test_aborts_and_arrivals_between_masked_steps(graphs):
+    script = submit(masked(1, 30), long(2, TEXT[:5], 30)) | submit(masked(3, 12, TEXT[:9]), at=9)
+    script |= {13: [("abort", 1)], 17: [("switch", "overlap")], 21: [("switch", "resident")]}
+    world = simulate(LaneScenario(script, LaneLimits(chunk=64, graphs=graphs), RANDOM, 7)).check()
+    assert world.lane_account.masked_steps and left(world)["intake"] >= 2

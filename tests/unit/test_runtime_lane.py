@@ -98,7 +98,8 @@ def test_steps_of_graphs_are_watched_by_themselves(graphs: bool, monkeypatch: An
     lane = SimpleNamespace(executor=executor(graphs))
     built_by(monkeypatch, (lane, "results"))
     runtime._build_lane("parts")
-    assert placed == ([("lane step", lane.executor, "step")] if graphs else [])
+    places = [("lane step", lane.executor, "step"), ("lane step, masked", lane.executor, "begin")]
+    assert placed == (places if graphs else [])
 
 
 def test_mode_resident_without_a_lane_is_mode_overlap(

@@ -112,6 +112,7 @@ class ToyDecode:
             greedy=self.greedy,
             model=model,
             sample=lambda: self.logits(rows).argmax(-1).to(torch.int32),
+            mask=None,
         )
 
 

@@ -149,6 +149,9 @@ class EventLoop:
         self.account.decided(self.launches, _OVERLAPPED)
         self._queue(batch, result, FURTHER, _OVERLAPPED)
         self.process_down_to(1)
+        if lane.unsampled is not None:
+            self.phase = "sample"
+            lane.sample()
         lane.settle()
         self.port.end_of_step()
         self.watch.end()
@@ -191,7 +194,10 @@ class EventLoop:
                 self._barrier_owed = False
                 self.launcher.streams.schedule_waits_for_forward()
             self.phase = "sample"
-            self.launcher.sample_delayed(batch, result)
+            if self.lane is not None and self.lane.unsampled is not None:
+                self.lane.sample()
+            else:
+                self.launcher.sample_delayed(batch, result)
         return batch
 
     def process_down_to(self, left: int) -> None:

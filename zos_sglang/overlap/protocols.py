@@ -121,6 +121,8 @@ class Lane(Protocol):
     """A stretch of decode steps that needs no selection; see `zos_sglang.resident.lane`."""
 
     batch: Any
+    #: The result of a launched step whose sampling waits for the result before; None otherwise.
+    unsampled: Any
 
     @property
     def is_open(self) -> bool: ...
@@ -130,6 +132,9 @@ class Lane(Protocol):
 
     def ride(self) -> Any:
         """Intake and one more launch; its result, or None if the lane has closed, with this intake done."""
+
+    def sample(self) -> None:
+        """The result before `unsampled` was processed: sample that step."""
 
     def settle(self) -> None:
         """A result was processed: close if that ends the stretch."""

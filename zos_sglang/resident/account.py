@@ -13,8 +13,10 @@ class LaneAccount:
     """Counts since the start of the server.
 
     `decode_steps` are all of mode `resident`, inside the lane and outside. `row_steps` are lane steps times
-    rows; `wasted_row_steps` of them sampled a token for a request that had ended already. `h2d_copies` are
-    copies from the host to the device while the lane was open; what loading a batch copies is not among
+    rows; `wasted_row_steps` of them sampled a token for a request that had ended already, `grammar_row_steps`
+    were those of requests with a grammar. `masked_steps` had such a row, so their sampling waited for the
+    result before; `mask_faults` of them were masked by upstream's code after ours had failed. `h2d_copies`
+    are copies from the host to the device while the lane was open; what loading a batch copies is not among
     them. `floors` are measurements on request: batch size, mean length, microseconds. `refusal` and
     `departure` are the last ones that no launch has followed yet; who records launches takes them away, and
     leaves `last_refusal` and `last_departure`.
@@ -25,6 +27,9 @@ class LaneAccount:
     steps: int = 0
     row_steps: int = 0
     wasted_row_steps: int = 0
+    grammar_row_steps: int = 0
+    masked_steps: int = 0
+    mask_faults: int = 0
     windows: int = 0
     faults: int = 0
     h2d_copies: int = 0
@@ -47,6 +52,9 @@ class LaneAccount:
             "steps": self.steps,
             "row_steps": self.row_steps,
             "wasted_row_steps": self.wasted_row_steps,
+            "grammar_row_steps": self.grammar_row_steps,
+            "masked_steps": self.masked_steps,
+            "mask_faults": self.mask_faults,
             "windows": self.windows,
             "faults": self.faults,
             "h2d_copies": self.h2d_copies,

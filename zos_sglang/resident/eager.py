@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -15,15 +16,18 @@ class ModelStep(Protocol):
     def build(self, batch: Any) -> Any:
         """What stays the same from step to step (upstream's `ForwardBatch`)."""
 
-    def run(
+    def forward(
         self,
         template: Any,
         done: int,
         tokens: torch.Tensor,
         lengths: torch.Tensor,
         slots: torch.Tensor,
-    ) -> torch.Tensor:
-        """One decode step, `done` steps after the one that `template` was built for; the sample, [rows]."""
+    ) -> Callable[[], torch.Tensor]:
+        """One decode step, `done` steps after the one that `template` was built for.
+
+        Returns what samples it, once: the sample, [rows]. It holds the logits.
+        """
 
     def floor_us(self, template: Any, replays: int) -> float:
         """Mean microseconds of the model alone."""
@@ -51,6 +55,7 @@ class EagerExecutor:
     def _forget(self) -> None:
         self._template: Any = None
         self._rows = self._lengths = self._slots = self._tokens = self.ring[0, :0]
+        self._sample: Callable[[], torch.Tensor] = _not_begun
         self._done = 0
         self._fresh = False
 
@@ -67,6 +72,10 @@ class EagerExecutor:
         self._fresh = True
 
     def step(self) -> None:
+        self.begin()
+        self.finish()
+
+    def begin(self) -> None:
         if self._fresh:
             self._fresh = False
         else:
@@ -74,7 +83,15 @@ class EagerExecutor:
             # New tensors, not in place: the step before may still read its own.
             self._lengths = self._lengths + 1
             self._slots = self.req_to_token[self._rows, self._lengths - 1].to(self._slots.dtype)
-        sample = self.model.run(self._template, self._done, self._tokens, self._lengths, self._slots)
+        self._sample = self.model.forward(
+            self._template, self._done, self._tokens, self._lengths, self._slots
+        )
+
+    def finish(self) -> None:
+        # Let go of before anything is queued behind it: it holds the step's logits.
+        draw, self._sample = self._sample, _not_begun
+        sample = draw()
+        del draw
         slot = self.ring[self._count % self.ring.shape[0], : len(sample)]
         slot.copy_(sample)
         self._count += 1
@@ -94,3 +111,7 @@ class EagerExecutor:
         held = [self._template, self._rows, self._lengths, self._slots, self._tokens]
         self._forget()
         return held
+
+
+def _not_begun() -> torch.Tensor:
+    raise RuntimeError("no step waits to be sampled")

@@ -27,7 +27,10 @@ class Refusal(StrEnum):
     RELEASE = "release"
     # The batch at hand.
     NOT_DECODE = "not-decode"
+    #: A grammar is being compiled, and its request joins when it is ready.
     GRAMMAR = "grammar"
+    #: A grammar whose mask the lane does not know how to fill.
+    GRAMMAR_BACKEND = "grammar-backend"
     LOGPROBS = "logprobs"
     PENALTIES = "penalties"
     LOGIT_PROCESSOR = "logit-processor"

@@ -10,8 +10,11 @@ from zos_sglang.resident.eligibility import Refusal
 class Executor(Protocol):
     """Decode steps of one fixed row set, with all that changes from step to step on the device.
 
-    The forward stream is current during `open`, `step`, `refresh` and `floor_us`. Nothing here waits for the
-    device, apart from `floor_us`.
+    A step runs as a whole (`step`), or in two parts (`begin`, `finish`) where what may be sampled depends on
+    the result before. One opening keeps to one way.
+
+    The forward stream is current during `open`, `step`, `begin`, `finish`, `refresh` and `floor_us`. Nothing
+    here waits for the device, apart from `floor_us`.
     """
 
     #: Device tensor, int64 [depth, capacity]. Step `n`, counted over all openings (the result of the last
@@ -38,11 +41,20 @@ class Executor(Protocol):
         (reserved) beforehand.
         """
 
+    def begin(self) -> None:
+        """Queue the next step up to its logits. `finish` must follow before anything else is queued."""
+
+    def finish(self) -> None:
+        """Queue the rest: masks as the rows' grammars are now, sampling, tokens into the ring.
+
+        What only this step needed is let go.
+        """
+
     def refresh(self) -> None:
         """Entries of `req_to_token` below the rows' lengths may have changed since `open`: read anew."""
 
     def last_tokens(self) -> Any:
-        """The newest sample, int64 [rows], on the device; valid until the next `step`."""
+        """The newest sample, int64 [rows], on the device; valid until the next is queued."""
 
     def floor_us(self, replays: int) -> float:
         """Mean microseconds of the bare model step as loaded, repeated back to back. Synchronises."""

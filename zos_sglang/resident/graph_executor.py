@@ -2,7 +2,8 @@
 
 A step is: advance and metadata (one graph), the model (upstream's graph), and for a greedy batch argmax
 and emission (one graph); any other batch goes through upstream's own sampler, eagerly. The step right after
-`open` runs on what `open` loaded: no advance.
+`open` runs on what `open` loaded: no advance. Grammars' masks are applied to the logits in place, eagerly,
+before the graph of a greedy batch; upstream's sampler applies them itself.
 
 Graphs exist per bucket (upstream's captured batch sizes). The number of rows that are requests is a scalar on
 the device: padding rows are computed as upstream computes them, and are neither advanced nor emitted.
@@ -75,7 +76,7 @@ class GraphExecutor:
         #: Steps over all openings: the place in the ring.
         self._count = 0
         self._loaded: Any = None
-        self._step = self._next = _not_open
+        self._step = self._next = self._begin = self._begin_next = self._sample = _not_open
 
     def capture_all(self) -> None:
         """Capture every bucket, largest first, so that serving never waits for it.
@@ -96,7 +97,7 @@ class GraphExecutor:
         self._live.fill_(loaded.rows)
         # Warm-ups of captures count too; the host's count is the right one.
         self._counter.fill_(self._count)
-        sample = bucket.greedy if loaded.greedy else self._sampling(loaded)
+        sample = self._greedy(loaded, bucket.greedy) if loaded.greedy else self._sampling(loaded)
         model, before = loaded.model, bucket.before
 
         def first() -> None:
@@ -108,12 +109,26 @@ class GraphExecutor:
             model()
             sample()
 
+        def moved_on() -> None:
+            before()
+            model()
+
         self._step, self._next = first, later
+        self._begin, self._begin_next, self._sample = model, moved_on, sample
 
     def step(self) -> None:
         self._decode.count_step()
         self._step()
         self._step = self._next
+        self._count += 1
+
+    def begin(self) -> None:
+        self._decode.count_step()
+        self._begin()
+        self._begin = self._begin_next
+
+    def finish(self) -> None:
+        self._sample()
         self._count += 1
 
     def refresh(self) -> None:
@@ -142,7 +157,7 @@ class GraphExecutor:
     def close(self) -> list[Any]:
         held = [self._loaded]
         self._loaded = None
-        self._step = self._next = _not_open
+        self._step = self._next = self._begin = self._begin_next = self._sample = _not_open
         return held
 
     def _prepare(self, size: int) -> _Bucket:
@@ -181,6 +196,18 @@ class GraphExecutor:
 
     def _emit_eagerly(self) -> None:
         kernels.emit(self._sampled, self._tokens, self.ring, self._counter, self._live)
+
+    @staticmethod
+    def _greedy(loaded: Any, choose: Work) -> Work:
+        mask = loaded.mask
+        if mask is None:
+            return choose
+
+        def masked() -> None:
+            mask()
+            choose()
+
+        return masked
 
     def _sampling(self, loaded: Any) -> Work:
         sample, emit, mine = loaded.sample, self._emit, self._sampled[: loaded.rows]

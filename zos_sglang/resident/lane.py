@@ -2,11 +2,17 @@
 
     enter     upstream selected the running decode batch and prepared a step: it is the lane's first
     ride      intake, one more step; or it closes, because something arrived or no slots can be had
-    settle    after a result was processed: closes if a row ended or reached its length limit
+    sample    after a result was processed: samples the step just launched, if its sampling waited for that
+    settle    closes if a row ended or reached its length limit
 
 Closing gives back what was reserved and leaves the batch as the ordinary loop would have left it, with at
 most one result under way. The next selection then sees exactly stock's state, and the lane may open on its
 outcome: rows come and go between two steps, and no decode step is spent outside.
+
+What a row with a grammar may sample depends on its last token, which the host has to see first. With such a
+row a step is launched in two parts: the model, and after the result before has been processed, while the
+device works on the model, the masks and the sampling. The device waits only if the host takes longer than the
+model does.
 
 Every decision depends on what all ranks of a tensor-parallel group know alike: requests received (broadcast
 by upstream), counts of steps, requests' states and the pool's free slots. No clock, no event query, no race
@@ -68,6 +74,8 @@ class Lane:
         #: Whether a step that failed may run again on the ordinary path. Not where other ranks run the same
         #: step: its collectives would not meet theirs. It then fails as stock's step does.
         self.may_repeat = True
+        #: The result of the step whose sampling is to come.
+        self.unsampled: Any = None
         self._row_ended = False
         self._unseen = False
         self._broken = False
@@ -107,7 +115,7 @@ class Lane:
                 self._stepping = True
                 if self.floor_replays:
                     self._time_floor(batch)
-                self.executor.step()
+                self._queue_step(table)
         except RowLedgerError:
             raise  # debug mode found a wrong input; another launch would run on it
         except Exception:
@@ -184,7 +192,7 @@ class Lane:
             port.count_launch(self.batch)
             with port.forward_context():
                 self._stepping = True
-                self.executor.step()
+                self._queue_step(self.table)
         except Exception:
             if self._stepping and not self.may_repeat:
                 raise
@@ -219,11 +227,43 @@ class Lane:
                 self.executor.refresh()
         return True
 
+    def _queue_step(self, table: Any) -> None:
+        (self.executor.begin if table.constrained else self.executor.step)()
+
     def _launched(self) -> Any:
-        """Queue the readback of the step just launched; returns its result."""
+        """Count the step just launched and queue its readback, if it is sampled; returns its result."""
         table = self.table
         assert table is not None
         rows = len(table)
+        self.launched += 1
+        self.account.steps += 1
+        self.account.decode_steps += 1
+        self.account.row_steps += rows
+        if table.constrained:
+            self.account.masked_steps += 1
+            self.account.grammar_row_steps += len(table.constrained)
+            self.unsampled = self.port.result(table, self.launched, None, None)
+            return self.unsampled
+        tokens, arrived = self._read_back(rows)
+        return self.port.result(table, self.launched, tokens, arrived)
+
+    def sample(self) -> None:
+        """Sample the step just launched. The result before is processed: the grammars have its tokens.
+
+        Raises what the model's sampler raises, as stock's own delayed sampling does.
+        """
+        result, self.unsampled = self.unsampled, None
+        port, table = self.port, self.table
+        assert table is not None
+        self.watch.depending()
+        with port.forward_context():
+            self.executor.finish()
+            tokens, arrived = self._read_back(len(table))
+        port.sampled(result, tokens, arrived)
+        self.watch.depended()
+
+    def _read_back(self, rows: int) -> tuple[Any, Any]:
+        """Queue the copy of the newest tokens to the host; returns where they will be, and its event."""
         watch = self.watch
         stamps = watch.stamps
         begun = 0
@@ -236,11 +276,7 @@ class Lane:
             stamps[READING_NS] += now() - begun
             if stamps[SAMPLED]:
                 watch.read_back()
-        self.launched += 1
-        self.account.steps += 1
-        self.account.decode_steps += 1
-        self.account.row_steps += rows
-        return self.port.result(table, self.launched, tokens, arrived)
+        return tokens, arrived
 
     # ------------------------------------------------------------ leave
 

@@ -61,4 +61,10 @@ class LanePort(Protocol):
         """Move the batch on by `steps` decode steps that it does not know of yet."""
 
     def result(self, table: RowTable, step: int, tokens: Any, arrived: Any) -> Any:
-        """What processing gets for step `step` (from 1) of `table`."""
+        """What processing gets for step `step` (from 1) of `table`.
+
+        `tokens` None: the step is not sampled yet; `sampled` follows.
+        """
+
+    def sampled(self, result: Any, tokens: Any, arrived: Any) -> None:
+        """Give the result of a step that was not sampled its tokens."""

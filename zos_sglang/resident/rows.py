@@ -18,7 +18,8 @@ class RowTable:
         pending: per row, tokens sampled for it whose results are not processed yet (0 or 1).
         stop_ids: every id that may end one of the rows. A hit is a candidate only: upstream's own check
             decides, with `ignore_eos` and whatever else it knows.
-        watched: rows that upstream's check must see on every step (stop strings, reasoning).
+        watched: rows that upstream's check must see on every step (stop strings, reasoning, grammars).
+        constrained: rows with a grammar: what they may sample depends on their last token.
         forced_interval: the interval in force, see `FORCED_INTERVAL`.
     """
 
@@ -26,6 +27,7 @@ class RowTable:
         "_due",
         "_forced",
         "appends",
+        "constrained",
         "first_limit",
         "largest_id",
         "limits",
@@ -44,10 +46,13 @@ class RowTable:
         stop_ids: frozenset[int],
         watched: Iterable[int],
         forced_interval: int = FORCED_INTERVAL,
+        *,
+        constrained: Iterable[int] = (),
     ) -> None:
         self.reqs = list(reqs)
         self.stop_ids = stop_ids
         self.watched = tuple(watched)
+        self.constrained = tuple(constrained)
         self.appends = [req.output_ids.append for req in reqs]
         self.times = [req.time_stats for req in reqs]
         #: Whether the time stamp of a token feeds upstream's metrics or traces.

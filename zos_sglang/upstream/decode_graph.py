@@ -21,9 +21,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from sglang.srt.runtime_context import get_parallel
+
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.resident.kernels import StepBuffers
 from zos_sglang.upstream.decode_metadata import Metadata, UpstreamMetadata, own_metadata
+from zos_sglang.upstream.lane_grammar import GrammarMasks
 from zos_sglang.upstream.lane_model import build_forward_batch
 
 
@@ -32,12 +35,14 @@ class Loaded(NamedTuple):
 
     rows: int
     bucket: int
-    #: Whether plain argmax over the logits is what upstream's sampler would do.
+    #: Whether plain argmax over the logits, masked before, is what upstream's sampler would do.
     greedy: bool
     #: Replay the model on what the buffers hold.
     model: Callable[[], None]
-    #: Upstream's sampler on the logits: tokens [rows], int32 or int64, new on each call.
+    #: Upstream's sampler on the logits: tokens [rows], int32 or int64, new on each call. It masks, too.
     sample: Callable[[], Any]
+    #: Mask the logits in place, as the grammars are now; None without grammars.
+    mask: Callable[[], None] | None = None
 
 
 class DecodeGraphs:
@@ -46,9 +51,15 @@ class DecodeGraphs:
     Args:
         model_runner: upstream's `ModelRunner`, for which `decode_coverage.uncovered` found nothing.
         metadata: "upstream" or "own", see `decode_metadata`.
+        masks: where grammars' masks are made, made for this object's capacity; None: as upstream makes them.
     """
 
-    def __init__(self, model_runner: Any, metadata: str = "upstream") -> None:
+    def __init__(
+        self,
+        model_runner: Any,
+        metadata: str = "upstream",
+        masks: Callable[[int, Any], GrammarMasks] | None = None,
+    ) -> None:
         if metadata not in ("upstream", "own"):
             raise ValueError(f"metadata is upstream or own, not {metadata!r}")
         self._model_runner = model_runner
@@ -60,6 +71,7 @@ class DecodeGraphs:
         self.device = buffers.seq_lens.device
         self.buckets: list[int] = list(runner.capture_bs)
         self.capacity: int = max(self.buckets)
+        self._masks = masks(self.capacity, self.device) if masks is not None else None
         # Static for the life of the runner: captured graphs hold their addresses.
         self.buffers = StepBuffers(
             buffers.input_ids,
@@ -119,6 +131,7 @@ class DecodeGraphs:
         ):
             runner.load_batch(forward)
         rows, bucket = runner.raw_bs, runner.bs
+        output = runner.backend._outputs[runner._replay_graph_key]
         # What upstream reads from the batch during later steps (seeded samplers, the canary) moves on with
         # the buffers.
         live = self.buffers.first(rows)
@@ -126,12 +139,14 @@ class DecodeGraphs:
         forward.positions = live.positions
         forward.seq_lens = live.seq_lens
         forward.out_cache_loc = live.out_cache_loc
+        mask = self._masking(forward.sampling_info, output, rows)
         return Loaded(
             rows,
             bucket,
-            self._plain_sampler and _plain_greedy(forward.sampling_info),
+            self._plain_sampler and _plain_greedy(forward.sampling_info, masked=mask is not None),
             self._replay(forward, runner.backend._graphs[runner._replay_graph_key].replay),
-            self._sampling(forward, runner.backend._outputs[runner._replay_graph_key], rows),
+            self._sampling(forward, output, rows),
+            mask,
         )
 
     def reload_metadata(self, bucket: int) -> None:
@@ -172,6 +187,18 @@ class DecodeGraphs:
 
         return inside
 
+    def _masking(self, info: Any, output: Any, rows: int) -> Callable[[], None] | None:
+        if self._masks is None or not self._masks.attach(info):
+            return None
+        logits = output.next_token_logits[:rows]
+
+        def mask() -> None:
+            info.update_regex_vocab_mask()
+            info.grammar_mask.apply(logits)
+            info.grammar_mask = None
+
+        return mask
+
     def _sampling(self, forward: Any, output: Any, rows: int) -> Callable[[], Any]:
         sliced = dataclasses.replace(
             output,
@@ -200,10 +227,15 @@ def _plain_sampler(model_runner: Any) -> bool:
     )
 
 
-def _plain_greedy(info: Any) -> bool:
-    """Whether this batch's sampling information leaves the logits alone and takes the largest one."""
+def _plain_greedy(info: Any, *, masked: bool) -> bool:
+    """Whether this batch's sampling information leaves the logits alone and takes the largest one.
+
+    `masked`: grammars' masks are applied by somebody else. Several ranks agree on the tokens of a batch with
+    grammars inside upstream's sampler, so there it must run.
+    """
+    others = info.grammars and not (masked and get_parallel().tp_size == 1)
     return bool(info.is_all_greedy) and not (
-        info.grammars
+        others
         or info.has_custom_logit_processor
         or info.logit_bias is not None
         or info.acc_additive_penalties is not None

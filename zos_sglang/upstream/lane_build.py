@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from zos_sglang.upstream.decode_graph import DecodeGraphs
 from zos_sglang.upstream.disagg_decode import DecodePort
 from zos_sglang.upstream.lane_decode import DecodeLanePort
 from zos_sglang.upstream.lane_eligibility import server_refusal
+from zos_sglang.upstream.lane_grammar import GrammarMasks
 from zos_sglang.upstream.lane_model import SglangModelStep
 from zos_sglang.upstream.lane_port import SglangLane, SglangLanePort
 from zos_sglang.upstream.lane_results import LaneResults
@@ -51,7 +54,7 @@ def build_lane(parts: Parts, settings: Settings, account: LaneAccount) -> tuple[
         _say_closed(account, *found)
         return None
     before = _reserved()
-    executor = _executor(parts, settings)
+    executor = _executor(parts, settings, partial(GrammarMasks, account=account))
     if isinstance(executor, Uncovered):
         _say_closed(account, *executor)
         return None
@@ -99,8 +102,13 @@ def _say_closed(account: LaneAccount, reason: Refusal, words: str) -> None:
     logger.warning("zos-sglang: the resident lane stays closed (%s): %s", reason.value, words)
 
 
-def _executor(parts: Parts, settings: Settings) -> Executor | Uncovered:
-    """CUDA graphs where the server has them, else ordinary forwards."""
+def _executor(
+    parts: Parts, settings: Settings, masks: Callable[[int, Any], GrammarMasks]
+) -> Executor | Uncovered:
+    """CUDA graphs where the server has them, else ordinary forwards.
+
+    `masks(capacity, device)` makes what fills grammars' masks.
+    """
     scheduler = parts.scheduler
     runner = scheduler.tp_worker.model_runner
     if type(runner.decode_cuda_graph_runner).__name__ == "DecodeCudaGraphRunner":
@@ -109,7 +117,7 @@ def _executor(parts: Parts, settings: Settings) -> Executor | Uncovered:
         if why := uncovered(runner):
             return why
         graphs = GraphExecutor(
-            DecodeGraphs(runner, metadata=settings.lane_metadata), depth=settings.lane_ring
+            DecodeGraphs(runner, metadata=settings.lane_metadata, masks=masks), depth=settings.lane_ring
         )
         with parts.device.forward_context():
             graphs.capture_all()
@@ -117,9 +125,10 @@ def _executor(parts: Parts, settings: Settings) -> Executor | Uncovered:
     backend = type(runner.attn_backend).__name__
     if torch.device(runner.device).type != "cpu" and backend not in (TRITON, FA3):
         return Uncovered(Refusal.ATTENTION_BACKEND, f"attention backend {backend}")
+    capacity = scheduler.max_running_requests
     return EagerExecutor(
-        SglangModelStep(runner),
+        SglangModelStep(runner, masks(capacity, runner.device)),
         scheduler.req_to_token_pool.req_to_token,
         depth=settings.lane_ring,
-        capacity=scheduler.max_running_requests,
+        capacity=capacity,
     )

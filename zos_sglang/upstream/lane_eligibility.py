@@ -26,6 +26,7 @@ from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.upstream import hooks
+from zos_sglang.upstream.lane_grammar import is_packed
 
 #: Upstream's own, and the one of its KV canary. Others may keep state from step to step.
 _SAMPLERS = ("Sampler", "_OracleSampler")
@@ -166,7 +167,6 @@ def batch_refusal(
 def _sampling_refusal(batch: Any) -> Refusal | None:
     info = batch.sampling_info
     cases = (
-        (Refusal.GRAMMAR, batch.has_grammar),
         (Refusal.LOGPROBS, batch.return_logprob),
         (Refusal.HIDDEN_STATES, batch.return_hidden_states),
         (Refusal.PENALTIES, info.penalizer_orchestrator.is_required),
@@ -193,6 +193,8 @@ def _refused_request(req: Any) -> Refusal | None:
         found = Refusal.BEAM_SEARCH
     elif req.lora_id is not None:
         found = Refusal.LORA
+    elif req.grammar is not None and not is_packed(req.grammar):
+        found = Refusal.GRAMMAR_BACKEND
     elif req.return_routed_experts or req.return_indexer_topk or req.customized_info is not None:
         found = Refusal.REQUEST_OUTPUT
     return found

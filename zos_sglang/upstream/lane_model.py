@@ -4,30 +4,43 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
+from zos_sglang.upstream.lane_grammar import GrammarMasks
+
 
 class SglangModelStep:
-    """`ModelStep` over `ModelRunner.forward` and `ModelRunner.sample`, as `TpModelWorker` calls them."""
+    """`ModelStep` over `ModelRunner.forward` and `ModelRunner.sample`, as `TpModelWorker` calls them.
 
-    def __init__(self, runner: Any) -> None:
+    Args:
+        runner: upstream's model runner.
+        masks: where grammars' masks are made; None: as upstream makes them.
+    """
+
+    def __init__(self, runner: Any, masks: GrammarMasks | None = None) -> None:
         self.runner = runner
         self.translator = runner.kv_index_translator
+        self.masks = masks
 
     def build(self, batch: Any) -> ForwardBatch:
-        return build_forward_batch(batch, self.runner)
+        made = build_forward_batch(batch, self.runner)
+        if self.masks is not None:
+            self.masks.attach(made.sampling_info)
+        return made
 
-    def run(
+    def forward(
         self,
         template: ForwardBatch,
         done: int,
         tokens: torch.Tensor,
         lengths: torch.Tensor,
         slots: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> Callable[[], torch.Tensor]:
         # A forward may mark and rebind fields of what it gets; the template must stay as it was.
         step = copy.copy(template)
         if done:
@@ -39,9 +52,8 @@ class SglangModelStep:
             step.positions = (lengths - 1).to(template.positions.dtype)
             step.out_cache_loc = slots
             self.translator.own_plan(step).bind(step, self.translator)
-        output = self.runner.forward(step)
-        sample: torch.Tensor = self.runner.sample(output.logits_output, step)
-        return sample
+        logits = self.runner.forward(step).logits_output
+        return partial(self.runner.sample, logits, step)
 
     def floor_us(self, template: ForwardBatch, replays: int) -> float:
         begun = time.perf_counter()

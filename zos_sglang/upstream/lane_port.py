@@ -31,11 +31,13 @@ from zos_sglang.upstream.releases import opens_thinking_itself
 class LaneResult(GenerationBatchResult):
     """A step's result: upstream's type, so that upstream's own processing takes it too.
 
-    `table` are the rows it belongs to, `step` its number since the lane opened on them (from 1).
+    `table` are the rows it belongs to, `step` its number since the lane opened on them (from 1). `unsampled`:
+    its sampling waits for the result before.
     """
 
     table: RowTable
     step: int
+    unsampled = False
 
 
 class SglangLanePort:
@@ -84,15 +86,19 @@ class SglangLanePort:
         reqs = batch.reqs
         opened_think = opens_thinking_itself(self.scheduler.model_config)
         stop_ids: set[int] = set()
-        watched = []
+        watched, constrained = [], []
         for row, req in enumerate(reqs):
             params = req.sampling_params
             if not params.ignore_eos:
                 stop_ids.update(_stop_ids(req))
-            if params.stop_strs or params.stop_regex_strs or req.require_reasoning or opened_think:
+            if req.grammar is not None:
+                constrained.append(row)
+            by_text = params.stop_strs or params.stop_regex_strs or req.require_reasoning or opened_think
+            if by_text or req.grammar is not None:
                 watched.append(row)
         pending_tokens = [int(id(req) in unprocessed) for req in reqs]
-        return RowTable(reqs, pending_tokens, frozenset(stop_ids), watched, DEFAULT_FORCE_STREAM_INTERVAL)
+        fixed = frozenset(stop_ids), watched, DEFAULT_FORCE_STREAM_INTERVAL
+        return RowTable(reqs, pending_tokens, *fixed, constrained=constrained)
 
     def resolve_inputs(self, batch: Any) -> None:
         self.device.resolve_inputs(batch)
@@ -116,8 +122,11 @@ class SglangLanePort:
 
     def result(self, table: RowTable, step: int, tokens: Any, arrived: Any) -> LaneResult:
         result = LaneResult(next_token_ids=tokens, can_run_cuda_graph=self.graphs, copy_done=arrived)
-        result.table, result.step = table, step
+        result.table, result.step, result.unsampled = table, step, tokens is None
         return result
+
+    def sampled(self, result: LaneResult, tokens: Any, arrived: Any) -> None:
+        result.next_token_ids, result.copy_done, result.unsampled = tokens, arrived, False
 
     def reserve(self, batch: Any, done: int, wanted: int) -> Window | None:
         return self.pool.reserve(batch, done, wanted)

@@ -92,6 +92,8 @@ class LaneResults:
         candidates = table.candidates(step, tokens)
         absent = self._append(table, tokens, candidates)
         ended = self._finish(table, tokens, sorted(candidates), batch, result)
+        if table.constrained:
+            self._accept(table, tokens, absent)
         due = table.due(step)
         if ended:
             due = tuple(sorted({*due, *ended}))
@@ -133,6 +135,16 @@ class LaneResults:
             candidates -= absent
             self.account.wasted_row_steps += len(absent)
         return absent
+
+    def _accept(self, table: RowTable, tokens: list[int], absent: set[int]) -> None:
+        """Give the grammars their tokens, after the finish check as upstream does: a grammar that ends with
+        this token ends its request with the next one."""
+        accept = self.processor._accept_grammar_tokens
+        for row in table.constrained:
+            if row not in absent:
+                req = table.reqs[row]
+                accept(req, tokens[row])
+                req.grammar.finished = req.finished()
 
     def _finish(
         self, table: RowTable, tokens: list[int], candidates: list[int], batch: Any, result: LaneResult

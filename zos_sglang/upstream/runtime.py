@@ -239,6 +239,7 @@ class Runtime:
             self.lane_account.refused[Refusal.CLOSED_FOR_GOOD] += 1
             self.observation.place("lane", None)
             self.observation.place_forward("lane step", None, "step")
+            self.observation.place_forward("lane step, masked", None, "begin")
             self._port.lane_results = None
         return None
 
@@ -264,6 +265,7 @@ class Runtime:
         if lane.executor.graphs:
             # Its steps do not go through the runner's forward.
             self.observation.place_forward("lane step", lane.executor, "step")
+            self.observation.place_forward("lane step, masked", lane.executor, "begin")
         return lane
 
     @property

@@ -38,6 +38,8 @@ def make_facts(scheduler: Any, account: LaneAccount) -> Callable[[Any, Any, bool
         flags = always
         if resident:
             flags |= LANE_OPENING
+            if getattr(result, "unsampled", False):
+                flags |= DELAYED_SAMPLING
         else:
             if forward != _DECODE:
                 tokens = batch.extend_num_tokens or rows

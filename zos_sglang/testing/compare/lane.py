@@ -13,12 +13,15 @@ from typing import Any
 
 Counters = dict[str, int]
 
-NUMBERS = ("decode_steps", "opened", "steps", "row_steps", "wasted_row_steps", "windows", "faults")
+NUMBERS = (
+    *("decode_steps", "opened", "steps", "row_steps", "wasted_row_steps", "windows", "faults"),
+    *("masked_steps", "grammar_row_steps"),
+)
 GROUPS = ("left", "refused")
 #: Departures that clients can cause. An exit ends the server and a fault is a bug: unit tests cause those.
 SUITE_DEPARTURES = ("intake", "finish", "length-limit", "pool-full")
 #: Refusals that the full suite causes on purpose.
-SUITE_REFUSALS = ("grammar", "logprobs", "penalties", "hidden-states", "admission-open", "abort-pending")
+SUITE_REFUSALS = ("logprobs", "penalties", "hidden-states", "admission-open", "abort-pending")
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,12 @@ class LaneEvidence:
     floor: smallest share of the decode steps that must have ridden; 0 asks for a single step, None for
     nothing, because chance decides whether a batch without refused requests remains. closed: the lane
     stays closed on this server, for this reason, and no step may ride. refused, left: reasons that must
-    have been counted at least once during the scenario.
+    have been counted at least once during the scenario. masked: rows with a grammar must have ridden.
     """
 
     floor: float | None = 0.5
     closed: str | None = None
+    masked: bool = False
     refused: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
 
@@ -76,6 +80,8 @@ def missing_from_lane(wanted: LaneEvidence, grown: Counters, before: Counters) -
             f"ours: {percent(seen)} of {seen['decode_steps']} decode steps rode the lane, "
             f"{wanted.floor:.0%} wanted"
         )
+    if wanted.masked and not seen["grammar_row_steps"]:
+        faults.append(f"ours: no row with a grammar rode the lane in {seen['steps']} steps")
     for group, reasons in (("left", wanted.left), ("refused", wanted.refused)):
         faults += [f"ours: the lane was never {group} for {r}" for r in reasons if not seen[group].get(r)]
     return faults

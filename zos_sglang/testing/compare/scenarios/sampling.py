@@ -264,7 +264,7 @@ SCENARIOS = (
         Evidence(
             paths=("delayed-sampling",),
             seen={"complete": count(lambda r: "plain" not in r.name and r.finish_type == "stop")},
-            lane=LaneEvidence(None, refused=("grammar",)),
+            lane=LaneEvidence(masked=True),
         ),
         check=grammar_check,
         smoke=True,

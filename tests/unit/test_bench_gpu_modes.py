@@ -121,7 +121,8 @@ def test_a_server_speculates_and_has_a_tokenizer(
     monkeypatch.setattr(gpu_modes, "make_tiny", lambda arch, out: out)
     words = PARTS[name].config(tmp_path, Scale()).command_args(cuda)
     assert words[words.index("--speculative-algorithm") + 1] == algorithm
-    assert "--skip-tokenizer-init" not in words and words[words.index("--dtype") + 1] == "float32"
+    assert "--skip-tokenizer-init" not in words
+    assert words[words.index("--dtype") + 1] == ("bfloat16" if cuda else "float32")
     assert ("--speculative-draft-model-path" in words) is (algorithm == "STANDALONE")
 
 

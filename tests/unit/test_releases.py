@@ -37,7 +37,7 @@ def test_a_server_with_decode_graphs_of_a_release_that_was_not_tried_is_refused_
     graphs = type("DecodeCudaGraphRunner", (), {})()
     runner = SimpleNamespace(decode_cuda_graph_runner=graphs)
     scheduler = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))
-    found = lane_build._executor(SimpleNamespace(scheduler=scheduler), Settings())
+    found = lane_build._executor(SimpleNamespace(scheduler=scheduler), Settings(), lambda *_: None)
     assert found.refusal is Refusal.RELEASE
     (condition,) = [c for c in lane_conditions.CONDITIONS if c.refusal is Refusal.RELEASE]
     assert condition.phrases == (found.why,)

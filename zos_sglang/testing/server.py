@@ -177,8 +177,8 @@ class ServerProcess:
     def start(self) -> None:
         """Start, unless launched already, and wait until the server has generated a token.
 
-        With BENCH_AFTER=FILE in the environment it then waits for that file: measurements that share a
-        machine can start their servers together and use them one after the other.
+        With BENCH_AFTER=FILE in the environment it then makes FILE.ready and waits for FILE: measurements
+        that share a machine can start their servers together and use them one after the other.
 
         Raises ServerFailed with the server's own last lines as soon as it dies, or after
         `start_timeout_s` seconds; nothing is left running then.
@@ -187,8 +187,10 @@ class ServerProcess:
             self.launch()
         try:
             self._wait_ready(time.monotonic() + self.start_timeout_s)
-            while (turn := os.environ.get("BENCH_AFTER")) and not Path(turn).exists():
-                time.sleep(0.5)
+            if turn := os.environ.get("BENCH_AFTER"):
+                Path(f"{turn}.ready").touch()
+                while not Path(turn).exists():
+                    time.sleep(0.5)
         except BaseException:
             self.stop()
             raise

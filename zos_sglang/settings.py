@@ -23,6 +23,11 @@ LaneMetadata = Literal["own", "upstream"]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
+#: What mode `off` would silently ignore. Time-outs, ZOS_WAIT, ZOS_RECORD and ZOS_STRICT are not among them:
+#: going back to stock with ZOS_MODE=off must not need them removed.
+NOT_WITH_OFF = ("consecutive_prefill", "debug_future_map", "trace", "check_ranks")
+
+
 class SettingsError(ValueError):
     """Settings that cannot be used; ``str()`` is the full message, one problem a line."""
 
@@ -305,17 +310,13 @@ def _bad_value(field: str, given: Given) -> str:
 
 
 def _contradictions(settings: Settings, given: Mapping[str, Given]) -> list[str]:
-    """Requests that mode `off` would silently ignore; every other mode can become `overlap` live.
-
-    Time-outs, ZOS_WAIT, ZOS_RECORD and ZOS_STRICT are no such requests: going back to stock with
-    ZOS_MODE=off must not need them removed.
-    """
+    """Requests that mode `off` would silently ignore; every other mode can become `overlap` live."""
     if settings.mode != "off":
         return []
     by = given["mode"].name if "mode" in given else env_name("mode")
     return [
         f"{given[field].name}={given[field].text} contradicts {by}=off, where it has no "
         f"effect. Allowed with it: {by}={'|'.join(m for m in MODES if m != 'off')}. Remove one of the two."
-        for field in ("consecutive_prefill", "debug_future_map", "trace", "check_ranks")
+        for field in NOT_WITH_OFF
         if field in given and getattr(settings, field)
     ]

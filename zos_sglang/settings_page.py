@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from zos_sglang.settings import Row, as_text, rows
+from zos_sglang.settings import NOT_WITH_OFF, Row, as_text, env_name, rows
 
 _HEAD = """\
 <!-- Written by `python -m zos_sglang settings --markdown`; a test fails where it differs. -->
@@ -18,10 +18,9 @@ variable. An empty value counts as unset.
 """
 
 _TAIL = """
-An unknown `ZOS_*` name, a bad value, or a setting that the chosen mode would ignore
-(`ZOS_CONSECUTIVE_PREFILL`, `ZOS_TRACE`, `ZOS_DEBUG_FUTURE_MAP` or `ZOS_CHECK_RANKS` with `off`) stops the
-start with one message that names the setting, its value and what is allowed. If no mode is set at all, the
-plugin stays inactive and that message is a warning in the log.
+An unknown `ZOS_*` name or a bad value stops the start with one message that names the setting, its value and
+what is allowed. So does a setting that mode `off` would ignore: {ignored}.
+If no mode is set at all, the plugin stays inactive and that message is a warning in the log.
 
 What the modes are and when to choose which: [modes.md](modes.md).
 """
@@ -29,7 +28,8 @@ What the modes are and when to choose which: [modes.md](modes.md).
 
 def page() -> str:
     """The whole page, with the defaults: it says nothing of the environment that writes it."""
-    return _HEAD + "\n".join(table(rows({}))) + "\n" + _TAIL
+    ignored = ", ".join(f"`{env_name(field)}`" for field in NOT_WITH_OFF)
+    return _HEAD + "\n".join(table(rows({}))) + "\n" + _TAIL.format(ignored=ignored)
 
 
 def table(settings: Iterable[Row]) -> list[str]:

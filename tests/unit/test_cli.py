@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from zos_sglang import __main__ as cli
-from zos_sglang import __version__, launch_server
+from zos_sglang import __version__, launch_server, settings_page
 from zos_sglang.launch_server import prepare, split
 from zos_sglang.settings import Settings, SettingsError, flag_name
 from zos_sglang.upstream import preflight, versions
@@ -299,6 +299,13 @@ def test_settings_as_a_table_name_every_variable(capsys):
     assert cli.main(["settings"]) == 0
     text = capsys.readouterr().out
     assert all(f"ZOS_{field.upper()}" in text for field in Settings.model_fields)
+
+
+def test_settings_as_markdown_are_the_page_whatever_the_environment_says(capsys, monkeypatch):
+    monkeypatch.setenv("ZOS_LANE_RING", "9")
+    assert cli.main(["settings", "--markdown"]) == 0
+    assert capsys.readouterr().out == settings_page.page()
+    assert "| 4 | Slots of the ring" in settings_page.page()
 
 
 def test_settings_that_cannot_be_used_end_with_code_2(capsys, monkeypatch):

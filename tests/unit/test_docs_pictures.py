@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import runpy
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,17 @@ def test_a_picture_of_other_data_is_stale_and_so_is_a_missing_one(tmp_path: Path
     assert picture.stale({path: (other, draw)}) == [path]
     Image.new("RGB", (4, 4)).save(path)
     assert picture.stale({path: (data, draw)}) == [path]
+
+
+def test_check_of_the_script_names_stale_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "plot_results.py"))["main"]
+    monkeypatch.setattr(sys, "argv", ["plot_results.py", "--check"])
+    assert script() == 0
+    monkeypatch.setattr(sys, "argv", ["plot_results.py", "--check", "--out", str(tmp_path)])
+    assert script() == 1
+    assert capsys.readouterr().err.count("run scripts/plot_results.py") == 4
 
 
 def test_the_same_data_give_the_same_bytes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Numbers of the README and of docs/benchmarks.md are in result files; and a wrong one would be found."""
+"""Numbers of the README and of the pages are in result files; and a wrong one would be found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ from zos_sglang.testing.docs.selection import SelectionError, select
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
-PAGES = ("README.md", "docs/benchmarks.md")
+#: docs/observability.md has its own figures, and test_docs.py some of them.
+PAGES = [
+    *("README.md", "CONTRIBUTING.md"),
+    *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md") if path.name != "observability.md"),
+]
 
 ROWS = [
     {"batch": 1, "mode": "stock", "step_us": 2000.4, "ratio": 1.0},

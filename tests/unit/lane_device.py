@@ -118,10 +118,14 @@ class VirtualExecutor:
 
     def step(self) -> None:
         assert self.batch is not None and not self.batch.has_grammar
-        self.begin()
+        self._begin()
         self.finish()
 
     def begin(self) -> None:
+        assert self.batch is not None and self.batch.has_grammar
+        self._begin()
+
+    def _begin(self) -> None:
         """`faults` "step": before anything is queued; "stepped": the model is queued, no token emitted."""
         assert self.batch is not None and self.gpu.current is self.gpu.forward
         assert not self.begun, "the step before is not sampled"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ from zos_sglang.overlap.isolation import PinRing
 from zos_sglang.overlap.launch import Launcher
 from zos_sglang.overlap.row_ledger import RowLedgerError
 from zos_sglang.overlap.streams import Streams
+from zos_sglang.upstream.port import SglangDevice
 
 
 class Sampling:
@@ -193,3 +196,43 @@ def test_the_forward_runs_on_a_copy_of_the_sampling_parameters(log):
     own = batch.sampling_info
     it.launch(batch)
     assert seen[0] is not own and batch.sampling_info is own
+
+
+class Logits:
+    """Stands for the largest tensor of a step."""
+
+
+class UpstreamLike(Device):
+    """Delays its sampling as upstream's worker does: the closure holds the logits and the result."""
+
+    delayed_sample = SglangDevice.delayed_sample
+    release_sample = SglangDevice.release_sample
+
+    def forward(self, batch, rows):
+        logits = Logits()
+        result = SimpleNamespace(
+            logits_output=SimpleNamespace(next_token_logits=logits), future_indices=None, tokens=None
+        )
+
+        def sample():
+            result.tokens = type(logits)
+            return result
+
+        result.delay_sample_func = sample
+        self.held = weakref.ref(logits), weakref.ref(sample)
+        return result
+
+
+def test_a_delayed_sampling_is_let_go_as_soon_as_it_is_queued(log):
+    """Its result stays for one more step, in the queue: neither logits nor closure may stay with it."""
+    it, batch = launcher(log), Batch()
+    it.device = device = UpstreamLike(log)
+    result = it.launch(batch)
+    assert all(ref() is not None for ref in device.held)
+    gc.disable()
+    try:
+        it.sample_delayed(batch, result)
+        assert [ref() for ref in device.held] == [None, None]
+    finally:
+        gc.enable()
+    assert result.tokens is Logits

@@ -17,7 +17,7 @@ from tests.unit.test_runtime import specs
 from tests.unit.virtual_gpu import EARLY
 from zos_sglang.observe.adjacent import pairs
 from zos_sglang.observe.columns import to_columns
-from zos_sglang.observe.names import EMBEDDING, LANE_OPENING, code
+from zos_sglang.observe.names import DELAYED_SAMPLING, EMBEDDING, LANE_OPENING, code
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.upstream.watch_stock import ForwardWatch
 
@@ -26,10 +26,11 @@ def watched(scenario: LaneScenario) -> tuple[LaneWorld, np.ndarray]:
     """A run, checked as without a recorder, and its records."""
     world = build(scenario)
     recorder = record_world(world)
-    forward = ForwardWatch(world.executor, "step")
-    world.watch = forward.watch = recorder
+    forwards = [ForwardWatch(world.executor, name) for name in ("step", "begin")]
+    world.watch = forwards[0].watch = forwards[1].watch = recorder
     world.run().check()
-    forward.remove()
+    for forward in forwards:
+        forward.remove()
     recorder.close()
     records = recorder.ring.since(0)
     complete(records)
@@ -77,6 +78,15 @@ def test_a_lane_whose_device_is_done_first_is_bound_by_the_thread() -> None:
     assert {columns["path"][i] for i in lane} == {"resident-blocked"}
 
 
+def test_masked_steps_say_that_their_sampling_waited_and_when_their_forward_began() -> None:
+    _, records = watched(LaneScenario(submit(long(1, TEXT[:5], 12), LaneSpec(2, OTHER[:7], 6, grammar=5))))
+    lane = of_lane(records)
+    delayed = (records["flags"] & DELAYED_SAMPLING) > 0
+    assert 0 < delayed[lane].sum() < lane.sum()
+    for place in ("t_forward", "t_ready"):
+        assert (records[place][lane & delayed] > 0).all(), place
+
+
 @EXAMPLES
 @given(scenarios())
 def test_records_say_what_the_accounts_count_whatever_happens(scenario: LaneScenario) -> None:
@@ -95,6 +105,8 @@ def test_records_say_what_the_accounts_count_whatever_happens(scenario: LaneScen
     # At most the last time that it was left has no launch behind it.
     assert (records["departure"] > 0).sum() >= account.opened - 1
     assert records["rows"][lane].sum() == account.row_steps
+    delayed = (records["flags"] & DELAYED_SAMPLING) > 0
+    assert delayed[lane].sum() == account.masked_steps
 
 
 def test_embeddings_of_our_loop_are_recorded() -> None:

@@ -44,7 +44,14 @@ def write_tiny(folder: Path, arch: str, seed: int) -> None:
     model.save_pretrained(folder, safe_serialization=True)
 
 
-def _tokenizer() -> Any:
+def write_tokenizer(folder: Path, vocab: int) -> Path:
+    """Write the same tokenizer with `vocab` tokens, for a model that has none; the folder."""
+    if not (folder / "tokenizer.json").is_file():
+        _tokenizer(vocab).save_pretrained(folder)
+    return folder
+
+
+def _tokenizer(vocab_size: int = VOCAB) -> Any:
     """Byte-level BPE: every byte is a token, so any text encodes and any grammar is spellable."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -60,8 +67,8 @@ def _tokenizer() -> Any:
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     bpe.add_special_tokens(list(SPECIALS))
-    # Room up to VOCAB: ordinary words, so that every id the model can emit has a text.
-    bpe.add_tokens([f"<w{index}>" for index in range(VOCAB - bpe.get_vocab_size())])
+    # Room up to the size: ordinary words, so that every id the model can emit has a text.
+    bpe.add_tokens([f"<w{index}>" for index in range(vocab_size - bpe.get_vocab_size())])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token=EOS,

@@ -36,7 +36,9 @@ BLOCKS: dict[str, str] = {
     "shorter; larger batches make the device's longer.",
 }
 REFUSALS: dict[str, str] = {
-    Refusal.GRAMMAR: "Batches with structured output stay out of the lane.",
+    Refusal.GRAMMAR: "Batches stay out of the lane while a grammar is compiled. Requests that use the same "
+    "schema again find it compiled, until the cache is flushed.",
+    Refusal.GRAMMAR_BACKEND: "The lane fills masks of xgrammar and llguidance: --grammar-backend xgrammar.",
     Refusal.LOGPROBS: "Requests with return_logprob keep their whole batch out of the lane.",
     Refusal.PENALTIES: "Requests with penalties keep their whole batch out of the lane.",
     Refusal.LOGIT_PROCESSOR: "Custom logit processors keep their whole batch out of the lane.",

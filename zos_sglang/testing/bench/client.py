@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -118,20 +119,26 @@ class BenchClient:
         if flushed.status_code != 200:
             raise BenchError(f"/flush_cache answered {flushed.status_code}: {flushed.text[:300]}")
 
-    def wave(self, input_ids: list[list[int]], output_tokens: int) -> Wave:
-        """Generate greedily for all prompts at once, from an empty prefix cache.
+    def wave(
+        self,
+        input_ids: list[list[int]],
+        output_tokens: int,
+        more: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        flush: bool = True,
+    ) -> Wave:
+        """Generate greedily for all prompts at once, from an empty prefix cache (`flush`).
 
         One call carries them all: the scheduler takes them in with one message, prefills them as one
-        batch and decodes them as one batch, so the arithmetic of every wave is the same.
+        batch and decodes them as one batch, so the arithmetic of every wave is the same. `more` are further
+        sampling parameters, one a prompt.
         """
-        self.flush()
+        if flush:
+            self.flush()
+        common = {"temperature": 0, "max_new_tokens": output_tokens, "ignore_eos": True}
         body = {
             "input_ids": input_ids,
-            "sampling_params": {
-                "temperature": 0,
-                "max_new_tokens": output_tokens,
-                "ignore_eos": True,
-            },
+            "sampling_params": common if more is None else [{**common, **extra} for extra in more],
         }
         start = time.perf_counter()
         answers = self.post("/generate", body)
@@ -141,3 +148,8 @@ class BenchClient:
         if short:
             raise BenchError(f"{len(short)} answers have not {output_tokens} tokens but {short[:5]}")
         return Wave(ids, seconds)
+
+    def _flush(self) -> None:
+        flushed = self.http.post("/flush_cache", params={"timeout": 10})
+        if flushed.status_code != 200:
+            raise BenchError(f"/flush_cache answered {flushed.status_code}: {flushed.text[:300]}")

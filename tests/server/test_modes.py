@@ -53,6 +53,26 @@ def test_pausing_by_retraction_works_in_every_mode(client, answers):
         assert client.zos()["mode"] == "overlap"
 
 
+def test_the_prefill_rule_changes_while_requests_run_and_changes_no_answer(client, answers):
+    client.set_state(zos_mode="overlap")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(client.wave)
+        for rule in ("always", "never", "first-token") * 3:
+            time.sleep(0.03)
+            assert client.set_state(zos_consecutive_prefill=rule).json() == [True]
+            assert client.zos()["prefill_rule"] == rule
+        assert running.result() == answers
+    assert client.zos()["paths"]["fallbacks"] == 0
+
+
+def test_an_unknown_prefill_rule_is_refused_and_the_one_in_effect_stays(client):
+    before = client.zos()["prefill_rule"]
+    refused = client.set_state(zos_consecutive_prefill="sometimes")
+    assert refused.status_code == 400
+    assert "never, always, first-token" in refused.json()["error"]["message"]
+    assert client.zos()["prefill_rule"] == before
+
+
 def test_an_unknown_mode_is_refused_and_the_server_goes_on(client, answers):
     refused = client.set_state(zos_mode="overlapp")
     assert refused.status_code == 400

@@ -16,7 +16,7 @@ import pytest
 from zos_sglang.testing.bench import arrivals_cli
 from zos_sglang.testing.bench.arrivals import Load, Outcome, Request, figures
 from zos_sglang.testing.bench.arrivals_load import Clients, Report, Share, play
-from zos_sglang.testing.bench.arrivals_run import NAME, Bench, Plan, Results
+from zos_sglang.testing.bench.arrivals_run import NAME, Bench, Plan, open_store
 from zos_sglang.testing.bench.arrivals_stream import Answer
 from zos_sglang.testing.bench.client import BenchError
 from zos_sglang.testing.bench.zos import Budget
@@ -154,14 +154,20 @@ class FakeClients:
 PLAN = Plan(
     ("stock", "resident"), (Load(4, 3, prompt=2, output=5), Load(16, 3, prompt=2, output=5)), repeats=2
 )
-HEAD = {"kind": "bench_arrivals", "settings": {"exact": True, "model": "m", "prompt": 2, "output": 5}}
+HEAD = {
+    **{"kind": "bench_arrivals", "settings": {"exact": True, "model": "m", "prompt": 2, "output": 5}},
+    **{"commit": "abc", "date": "today", "command": "bench_arrivals.py"},
+    **{"versions": {"sglang": "0.5.23"}, "machine": {"cpu": "c", "gpu": None}},
+}
 
 
-def measured(tmp_path: Path, budget: Budget | None = None, **how: bool) -> tuple[dict[str, Any], FakeClients]:
+def measured(
+    tmp_path: Path, budget: Budget | None = None, resume: bool = False, **how: bool
+) -> tuple[dict[str, Any], FakeClients]:
     server = FakeClient()
     clients = FakeClients(server, **how)
     bench = Bench(server, clients, budget or Budget(None), lambda _line: None)  # type: ignore[arg-type]
-    bench.measure(PLAN, Results(tmp_path / NAME, dict(HEAD), PLAN))
+    bench.measure(PLAN, open_store(tmp_path / NAME, dict(HEAD), {}, PLAN, resume=resume))
     return arrivals_cli.load(tmp_path), clients
 
 
@@ -208,6 +214,20 @@ def test_the_time_limit_keeps_what_there_is(tmp_path: Path) -> None:
     data, _ = measured(tmp_path, Budget(40, clock=lambda: float(next(ticks))))
     assert not data["complete"] and 0 < len(data["runs"]) < 8
     assert all(row["repeats"] == 1 for row in data["summary"]["rows"])
+
+
+def test_an_interrupted_measurement_goes_on_with_the_rates_and_repeats_that_are_missing(
+    tmp_path: Path,
+) -> None:
+    ticks = iter(range(0, 1000, 5))
+    before, _ = measured(tmp_path, Budget(40, clock=lambda: float(next(ticks))))
+    data, clients = measured(tmp_path, resume=True)
+    assert data["complete"] and data["runs"][: len(before["runs"])] == before["runs"]
+    runs = {(run["repeat"], run["rate"], run["mode"]) for run in data["runs"]}
+    assert len(runs) == len(data["runs"]) == 8
+    assert len(clients.played) == 2 + 8 - len(before["runs"])  # warm-ups anew
+    _, clients = measured(tmp_path, resume=True)
+    assert not clients.played
 
 
 # ------------------------------------------------------------------ flags

@@ -13,7 +13,7 @@ from zos_sglang.modes import MODES
 from zos_sglang.testing.bench.arrivals import Load, count_of
 from zos_sglang.testing.bench.arrivals_load import Clients
 from zos_sglang.testing.bench.arrivals_plot import draw
-from zos_sglang.testing.bench.arrivals_run import NAME, Bench, Plan, Results
+from zos_sglang.testing.bench.arrivals_run import NAME, Bench, Plan, open_store
 from zos_sglang.testing.bench.arrivals_table import print_summary
 from zos_sglang.testing.bench.checkpoint import context, vocabulary
 from zos_sglang.testing.bench.client import BenchClient
@@ -52,7 +52,9 @@ same prompts at the same times, switched live, from an empty prefix cache, in al
   answers    requests whose token ids differ from stock's in the same repeat; stock's own row: from its first
              repeat. Batches depend on the clock here, and in bfloat16 a row's rounding depends on its batch.
 
---out holds bench_arrivals.json (rewritten after every run), bench_arrivals.png and the server's log."""
+--out holds bench_arrivals.json (rewritten after every rate of every repeat), bench_arrivals.png and the
+server's log. An interrupted run keeps what it has; --resume goes on, with more repeats too, but not with
+other code, versions, machine or settings."""
 
 EPILOG = """\
 Exit code: 0 done, 1 requests failed, or answers differ where they must not (--exact, the default on a CPU in
@@ -91,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
     model_flags(found)
     server_flags(found)
     add("--graph-batches", type=numbers, default=GRAPHS, help=f"({','.join(map(str, GRAPHS))})")
-    result_flags(found, resume=False)
+    result_flags(found)
     return found
 
 
@@ -120,24 +122,28 @@ def load(out: Path) -> dict[str, Any]:
 
 
 def _measure(args: argparse.Namespace) -> dict[str, Any]:
-    if (args.out / NAME).exists():
-        raise ValueError(f"{args.out / NAME} exists; another --out keeps it")
     budget = Budget(args.limit_s)
     model = find_model(args.model, args.cache)
     config, plan, cuda = _config(args, model), _plan(args, model), cuda_available()
-    results = Results(args.out / NAME, _head(args, config, plan, cuda), plan)
+    head = _head(args, config, plan, cuda)
+    settings = {name: value for name, value in head["settings"].items() if name != "repeats"}
+    identity = {**settings, "server": head["server"]}
+    store = open_store(args.out / NAME, head, identity, plan, resume=args.resume)
+    if not any(plan.missing(store, one) for one in plan.loads):
+        store.finish()
+        return store.data
     server = config.server(args.out / "server.log", args.start_timeout_s)
     with server, BenchClient(server.url) as client:
         info = client.info()
         clients = Clients(
             server.url,
-            results.data["settings"]["clients"],
+            head["settings"]["clients"],
             incremental=bool(info["incremental_streaming_output"]),
             timeout_s=args.timeout_s,
         )
         with clients:
-            Bench(client, clients, budget, say).measure(plan, results)
-    return results.data
+            Bench(client, clients, budget, say).measure(plan, store)
+    return store.data
 
 
 def _plan(args: argparse.Namespace, model: Path) -> Plan:

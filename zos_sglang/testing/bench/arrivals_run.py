@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from zos_sglang.testing.bench.arrivals_load import Clients, cost
 from zos_sglang.testing.bench.arrivals_summary import summarise
 from zos_sglang.testing.bench.client import BenchClient, BenchError
 from zos_sglang.testing.bench.counters import gained
-from zos_sglang.testing.bench.record import write_json
 from zos_sglang.testing.bench.stats import base_of, order_of
+from zos_sglang.testing.bench.store import Store
 from zos_sglang.testing.bench.zos import Budget, OutOfTime
 
 NAME = "bench_arrivals.json"
@@ -35,17 +36,19 @@ class Plan:
     def base(self) -> str:
         return base_of(self.modes)
 
+    def missing(self, store: Store, load: Load) -> list[int]:
+        """The repeats of a load that the store lacks."""
+        return store.missing(self.repeats, [{"rate": load.rate, "mode": mode} for mode in self.modes])
 
-class Results:
-    """`bench_arrivals.json`, rewritten after every run."""
 
-    def __init__(self, path: Path, head: dict[str, Any], plan: Plan) -> None:
-        self.path, self.plan = path, plan
-        self.data: dict[str, Any] = {**head, "complete": False, "warmups": [], "runs": []}
-
-    def save(self) -> None:
-        self.data["summary"] = summarise(self.data["runs"], self.plan.modes, self.plan.base)
-        write_json(self.path, self.data)
+def open_store(
+    path: Path, head: dict[str, Any], identity: dict[str, Any], plan: Plan, *, resume: bool = False
+) -> Store:
+    """`bench_arrivals.json`, begun or continued. Raises ResumeError."""
+    store = Store(path, head, identity, partial(summarise, modes=plan.modes, base=plan.base), resume=resume)
+    # A later call may want more repeats.
+    store.data["settings"] = head["settings"]
+    return store
 
 
 class Bench:
@@ -57,33 +60,39 @@ class Bench:
         self.client, self.clients, self.budget, self.say = client, clients, budget, say
         self._seconds: dict[Load, float] = {}
 
-    def measure(self, plan: Plan, results: Results) -> None:
-        """Warm up, then all repeats; stops early with all kept when the time is over.
+    def measure(self, plan: Plan, store: Store) -> None:
+        """Warm up, then what is missing; stops early with all kept when the time is over.
 
+        A rate's runs of one repeat are kept together, or not at all: they are compared with each other.
         Raises BenchError.
         """
         try:
-            self._warm_up(plan, results)
+            if any(plan.missing(store, load) for load in plan.loads):
+                self._warm_up(plan, store)
             for repeat in range(plan.repeats):
                 for load in plan.loads:
-                    for place, mode in enumerate(order_of(plan.modes, repeat)):
-                        run = self.run(load, mode)
-                        results.data["runs"].append({"repeat": repeat, "place": place, **run})
-                        results.save()
-            results.data["complete"] = True
+                    if repeat in plan.missing(store, load):
+                        store.add(self._repeat(plan, load, repeat))
+            store.finish()
         except OutOfTime:
-            self.say("  --limit-s: stopping here")
-        finally:
-            results.save()
+            self.say("  --limit-s: stopping here; the same command with --resume goes on")
+            store.save()
 
-    def _warm_up(self, plan: Plan, results: Results) -> None:
+    def _repeat(self, plan: Plan, load: Load, repeat: int) -> list[dict[str, Any]]:
+        return [
+            {"repeat": repeat, "place": place, **self.run(load, mode)}
+            for place, mode in enumerate(order_of(plan.modes, repeat))
+        ]
+
+    def _warm_up(self, plan: Plan, store: Store) -> None:
         most = max(plan.loads, key=lambda load: load.rate)
         load = replace(most, count=min(most.count, _WARM_UP), seed=_WARM_UP_SEED)
         for mode in plan.modes:
             run = self.run(load, mode)
             if run["failed"]:
                 raise BenchError(f"warm-up, mode {mode}: {run['failed']} requests failed: {run['errors']}")
-            results.data["warmups"].append({name: run[name] for name in ("mode", "requests", "tokens_per_s")})
+            kept = {name: run[name] for name in ("mode", "requests", "tokens_per_s")}
+            store.data.setdefault("warmups", []).append(kept)
 
     def run(self, load: Load, mode: str) -> dict[str, Any]:
         """One load in one mode, from an empty prefix cache. Raises BenchError, OutOfTime."""

@@ -73,13 +73,12 @@ class Command:
         return True
 
 
-def result_flags(parser: argparse.ArgumentParser, resume: bool = True) -> None:
+def result_flags(parser: argparse.ArgumentParser) -> None:
     """--limit-s, --out, --resume, --plot-only and --json."""
     add = parser.add_argument
     add("--limit-s", type=float, help="stop cleanly before so many seconds are over")
     add("--out", type=Path, metavar="DIR", help="folder for the results")
-    if resume:
-        add("--resume", action="store_true", help="go on with what --out holds")
+    add("--resume", action="store_true", help="go on with what --out holds")
     add("--plot-only", type=Path, metavar="DIR", help="measure nothing: table and plot of the results in DIR")
     json_flag(parser)
 

@@ -146,17 +146,17 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
         call={"note": args.note} if args.note else None,
         resume=args.resume,
     )
-    if store.missing(plan.repeats, plan.keys):
-        with tempfile.TemporaryDirectory() as folder:
-            config = replace(config, env={**config.env, **_device(args.virtual_gpu, Path(folder))})
-            server = config.server(args.out / "server.log", args.start_timeout_s)
-            with server, BenchClient(server.url) as client:
-                incremental = bool(client.info()["incremental_streaming_output"])
-                options = {"incremental": incremental, "timeout_s": args.timeout_s}
-                with Clients(server.url, _clients(args), **options) as clients:
-                    Bench(client, clients, budget, say).measure(plan, store)
-    else:
+    if not store.missing(plan.repeats, plan.keys):
         store.finish()
+        return store.data
+    with tempfile.TemporaryDirectory() as folder:
+        config = replace(config, env={**config.env, **_device(args.virtual_gpu, Path(folder))})
+        server = config.server(args.out / "server.log", args.start_timeout_s)
+        with server, BenchClient(server.url) as client:
+            incremental = bool(client.info()["incremental_streaming_output"])
+            options = {"incremental": incremental, "timeout_s": args.timeout_s}
+            with Clients(server.url, _clients(args), **options) as clients:
+                Bench(client, clients, budget, say).measure(plan, store)
     return store.data
 
 

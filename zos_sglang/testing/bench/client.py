@@ -148,8 +148,3 @@ class BenchClient:
         if short:
             raise BenchError(f"{len(short)} answers have not {output_tokens} tokens but {short[:5]}")
         return Wave(ids, seconds)
-
-    def _flush(self) -> None:
-        flushed = self.http.post("/flush_cache", params={"timeout": 10})
-        if flushed.status_code != 200:
-            raise BenchError(f"/flush_cache answered {flushed.status_code}: {flushed.text[:300]}")

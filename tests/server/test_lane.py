@@ -69,6 +69,31 @@ def test_the_gauge_of_lengths_follows_a_batch_that_rides(client, answers):
     assert shown is not None and prompt + 900 - 41 <= float(shown[1]) <= prompt + 900
 
 
+def structured(client):
+    """Answers with and without a grammar, all at once."""
+
+    def ask(number):
+        params = {"temperature": 0, "max_new_tokens": 30}
+        if number % 3 != 2:
+            params["regex"] = r"(red|green), [0-9]{2,9} (apples|pears)"
+        body = {"text": f"structured {number}", "sampling_params": params}
+        return client.http.post("/generate", json=body).json()["text"]
+
+    with ThreadPoolExecutor(9) as pool:
+        return list(pool.map(ask, range(9)))
+
+
+def test_rows_with_a_grammar_ride_and_the_answers_are_those_of_stock(client, answers):
+    client.set_state(zos_mode="stock")
+    wanted = structured(client)
+    client.set_state(zos_mode="resident")
+    before = lane(client)
+    assert structured(client) == wanted
+    after = lane(client)
+    assert after["grammar_row_steps"] > before["grammar_row_steps"] + 20
+    assert (after["faults"], after["mask_faults"]) == (0, 0)
+
+
 def test_the_floor_can_be_asked_for(client, answers):
     refused = client.set_state(zos_floor=0)
     assert refused.status_code == 200 and refused.json() == [False]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from sglang.srt.constrained.base_grammar_backend import GrammarMask, GrammarRow
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+from sglang.srt.utils.common import is_pin_memory_available
 
 from zos_sglang.resident.account import LaneAccount
 
@@ -86,6 +87,8 @@ class GrammarMasks:
 
     def __init__(self, capacity: int, device: Any, account: LaneAccount) -> None:
         self.capacity, self.device, self.account = capacity, torch.device(device), account
+        # Not under confidential computing: copies are staged there, and block.
+        self._pins = self.device.type == "cuda" and is_pin_memory_available(self.device)
         self._host: Any = None
         self._staged: Any = None
         self._mask: Any = None
@@ -108,7 +111,7 @@ class GrammarMasks:
         self._mask.fill_(-1)
         places = None
         if len(rows) < len(info.grammars):
-            pinned = torch.tensor(rows, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+            pinned = torch.tensor(rows, dtype=torch.int64, pin_memory=self._pins)
             places = pinned.to(self.device, non_blocking=True)
         info.__class__ = MaskedSampling
         info.masks, info.opened = self, Opened(first, grammars, len(info.grammars), places)
@@ -164,8 +167,7 @@ class GrammarMasks:
         width = words.shape[1]
         if self._host is not None and self._host.shape[2] == width:
             return
-        pin = self.device.type == "cuda"
-        self._host = torch.full((2, self.capacity, width), -1, dtype=torch.int32, pin_memory=pin)
+        self._host = torch.full((2, self.capacity, width), -1, dtype=torch.int32, pin_memory=self._pins)
         self._mask = torch.full((self.capacity, width), -1, dtype=torch.int32, device=self.device)
         self._staged = torch.empty_like(self._mask)
         self.account.pinned_bytes += self._host.nbytes

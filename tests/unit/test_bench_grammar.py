@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.unit.fake_bench import FakeServer
 from zos_sglang.testing.bench import grammar, grammar_cli
-from zos_sglang.testing.bench.client import BenchClient
+from zos_sglang.testing.bench.client import BenchClient, Wave
 
 PLAN = grammar.Plan(("stock", "resident"), (0.0, 2.0, 100.0), 64, 2, 16, 40, 384, 0)
 
@@ -114,3 +115,29 @@ def test_a_share_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_server_that_is_gone_has_no_memory() -> None:
     assert grammar.scheduler_memory(2**22 - 3) is None
+
+
+class Server(FakeServer):
+    """A made-up server that is asked for grammars."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(log)
+        self.constrained: list[tuple[str, int, bool]] = []
+
+    def wave(self, input_ids: Any, output_tokens: int, more: Any = (), *, flush: bool = True) -> Wave:
+        self.constrained.append((self.mode, sum("json_schema" in extra for extra in more), flush))
+        return super().wave(input_ids, output_tokens)
+
+
+def test_every_share_is_measured_in_every_mode_in_alternating_order(tmp_path: Path) -> None:
+    server = Server(tmp_path / "log")
+    found = grammar.measure(server, PLAN, lambda: 5 * 2**20, lambda _: None)  # type: ignore[arg-type]
+    measured = server.constrained[6:]
+    first = [("stock", 0), ("resident", 0), ("stock", 1), ("resident", 1), ("stock", 64), ("resident", 64)]
+    assert [(mode, rows) for mode, rows, _ in measured[:6]] == first
+    assert [mode for mode, _, _ in measured[6:8]] == ["resident", "stock"]
+    assert not any(flush for _, _, flush in server.constrained)
+    assert [(run["mode"], run["grammar_rows"]) for run in found[:6]] == first
+    summary = grammar.summarise(found, PLAN.modes)
+    assert set(summary["answers"].values()) == {"equal"} and grammar.target_met(summary)
+    assert {row["in_lane"] for row in summary["rows"] if row["mode"] == "resident"} == {1.0}

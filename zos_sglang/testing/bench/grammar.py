@@ -83,9 +83,9 @@ def measure(
                 before = client.zos()
                 wave = _wave(client, plan, asked, share)
                 after = client.zos()
-                figures = (
-                    lane_figures(gained(before, after), plan.batch, None) if mode == "resident" else None
-                )
+                steps = plan.output - 1 if mode == "resident" else 0
+                grown = gained(before, after)
+                figures = lane_figures(grown, plan.batch, steps) if steps else None
                 runs.append(
                     {
                         "repeat": repeat,

@@ -44,7 +44,7 @@ mode of one server, switched live in alternating order.
 
   step        from forward to forward, median of a wave, and that over the repeats
   over none   over the step of the same mode without grammar rows, within a repeat; aimed at in mode resident:
-              {TARGET:g} at most where {TARGET_SHARE:g} %% of the rows have one
+              {TARGET:g} at most where {TARGET_SHARE:g} % of the rows have one
   over stock  over stock's step with the same rows
   in lane     share of the decode steps that the resident lane ran, least of the repeats
   answers     equal: the token ids of all rows are stock's in every wave

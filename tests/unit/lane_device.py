@@ -148,10 +148,12 @@ class VirtualExecutor:
     def fill(self, masks: list[int]) -> None:
         self.masked.append(masks)
         self.turn ^= 1
-        buffer = self.pinned[self.turn]
+        turn, buffer = self.turn, self.pinned[self.turn]
+        self.gpu.touch(("pinned masks", turn), "pinned masks", writes=True)
         buffer[: len(masks)] = masks
 
         def copy() -> None:
+            self.gpu.touch(("pinned masks", turn), "pinned masks", writes=False)
             self.states[: len(masks)] = buffer[: len(masks)]
 
         self.gpu.current.enqueue(copy)

@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit import async_gpu
+from tests.unit.test_lane_mutations import reused_row, with_grammars
 from tests.unit.test_lane_properties import scenarios as lane_scenarios
 from tests.unit.test_properties import scenarios
+from tests.unit.virtual_gpu import POLICIES
 from zos_sglang.testing.races.detector import Detector
 
 EXAMPLES = settings(
@@ -51,23 +53,36 @@ def test_the_lane_orders_every_access_and_gives_the_right_tokens(scenario):
         no_race(world.gpu.detector)
 
 
+def watched(world) -> dict[str, set[str]]:
+    """Who reaches each buffer, by its name, from here on."""
+    seen: dict[str, set[str]] = {}
+    access = world.gpu.detector.access
+
+    def look(buffer, where, *, writes, label):
+        name = buffer[0] if isinstance(buffer, tuple) else buffer
+        seen.setdefault(name, set()).add(where if isinstance(where, str) else where.where)
+        access(buffer, where, writes=writes, label=label)
+
+    world.gpu.detector.access = look
+    return seen
+
+
 @pytest.mark.parametrize("graphs", [True, False])
 def test_the_lanes_runs_reach_every_buffer_that_two_streams_share(graphs):
-    from tests.unit.test_lane_mutations import reused_row
-
     with async_gpu.lane(reused_row("random", graphs=graphs)) as world:
-        seen: dict[str, set[str]] = {}
-        access = world.gpu.detector.access
-
-        def watched(buffer, where, *, writes, label):
-            name = buffer[0] if isinstance(buffer, tuple) else buffer
-            seen.setdefault(name, set()).add(where if isinstance(where, str) else where.where)
-            access(buffer, where, writes=writes, label=label)
-
-        world.gpu.detector.access = watched
+        seen = watched(world)
         world.run().check()
         assert seen["block"] == {"schedule", "forward", "copy"}
         assert seen["page table"] == {"schedule", "forward"}
         assert seen["ring slot"] == {"forward", "copy"}
         assert seen["pinned slot"] == {"copy", "host"}
         assert seen["host tokens"] == {"copy", "host"}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_masks_are_written_by_the_host_and_read_by_the_forward_stream_in_order(policy):
+    with async_gpu.lane(with_grammars(policy)) as world:
+        seen = watched(world)
+        world.run().check()
+        assert seen["pinned masks"] == {"host", "forward"} and world.lane_account.masked_steps > 5
+        no_race(world.gpu.detector)

@@ -300,3 +300,25 @@ def test_aborts_and_arrivals_between_masked_steps(graphs):
     script |= {13: [("abort", 1)], 17: [("switch", "overlap")], 21: [("switch", "resident")]}
     world = simulate(LaneScenario(script, LaneLimits(chunk=64, graphs=graphs), RANDOM, 7)).check()
     assert world.lane_account.masked_steps and left(world)["intake"] >= 2
+
+
+@BOTH
+def test_a_row_whose_grammar_rejects_its_token_ends_with_the_next_one_and_the_rest_goes_on(graphs):
+    """As in stock: upstream notes the abort while it processes the token, and acts on it a step later."""
+    other = masked(3, 22, TEXT[:8])
+    world = build(LaneScenario(submit(long(1), masked(2, 30), other), LaneLimits(chunk=64, graphs=graphs)))
+    services = world.scheduler.batch_result_processor
+
+    def accept(req, token):
+        if req.rid == 2 and len(req.output_ids) == 9:
+            req.to_finish = "rejected"
+        else:
+            req.grammar.accept_token(token)
+
+    services._accept_grammar_tokens = accept
+    world.run()
+    rejected = world.scheduler.requests[2]
+    assert rejected.finished_reason == "rejected" and len(rejected.output_ids) == 10
+    right = world.right_answers()
+    assert {rid: world.answers()[rid] for rid in (1, 3)} == {rid: right[rid] for rid in (1, 3)}
+    assert left(world)["finish"] == 1 and world.gpu.hazards == []

@@ -158,7 +158,10 @@ LIMITS = st.builds(
 )
 
 
-@settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+RUNS = settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@RUNS
 @given(scripts(), LIMITS, st.sampled_from(POLICIES), st.integers(0, 2**16))
 def test_every_access_is_ordered_and_every_answer_right(script, limits, policy, seed):
     with tensor_world(script, limits, policy, seed) as world:

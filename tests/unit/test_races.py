@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit import async_gpu
+from tests.unit.test_lane_mutations import reused_row
 from tests.unit.test_lane_properties import scenarios as lane_scenarios
 from tests.unit.test_properties import scenarios
 from zos_sglang.testing.races.detector import Detector
@@ -53,18 +54,17 @@ def test_the_lane_orders_every_access_and_gives_the_right_tokens(scenario):
 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_the_lanes_runs_reach_every_buffer_that_two_streams_share(graphs):
-    from tests.unit.test_lane_mutations import reused_row
-
     with async_gpu.lane(reused_row("random", graphs=graphs)) as world:
         seen: dict[str, set[str]] = {}
-        access = world.gpu.detector.access
+        access = world.gpu.detector.access_all
 
-        def watched(buffer, where, *, writes, label):
-            name = buffer[0] if isinstance(buffer, tuple) else buffer
-            seen.setdefault(name, set()).add(where if isinstance(where, str) else where.where)
-            access(buffer, where, writes=writes, label=label)
+        def watched(buffers, where, *, writes, label):
+            for buffer in buffers:
+                name = buffer[0] if isinstance(buffer, tuple) else buffer
+                seen.setdefault(name, set()).add(where if isinstance(where, str) else where.where)
+            access(buffers, where, writes=writes, label=label)
 
-        world.gpu.detector.access = watched
+        world.gpu.detector.access_all = watched
         world.run().check()
         assert seen["block"] == {"schedule", "forward", "copy"}
         assert seen["page table"] == {"schedule", "forward"}

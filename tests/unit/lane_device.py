@@ -148,10 +148,12 @@ class VirtualExecutor:
     def fill(self, masks: list[int]) -> None:
         self.masked.append(masks)
         self.turn ^= 1
-        buffer = self.pinned[self.turn]
+        buffer, name = self.pinned[self.turn], ("mask buffer", self.turn)
+        self.gpu.touch(name, "masks", writes=True)
         buffer[: len(masks)] = masks
 
         def copy() -> None:
+            self.gpu.touch(name, "masks", writes=False)
             self.states[: len(masks)] = buffer[: len(masks)]
 
         self.gpu.current.enqueue(copy)

@@ -75,8 +75,9 @@ class Model:
         self.on.launch("attention", attend, self.kv, tokens, slots, *plan, out)
         return out
 
-    def run(self, template: Any, _done: int, tokens: Any, lengths: Any, slots: Any) -> Any:
-        return self.attend(self.metadata(template.rows, lengths), tokens, slots)
+    def forward(self, template: Any, _done: int, tokens: Any, lengths: Any, slots: Any) -> Any:
+        out = self.attend(self.metadata(template.rows, lengths), tokens, slots)
+        return lambda: out
 
     def floor_us(self, _template: Any, _replays: int) -> float:
         return 1.0

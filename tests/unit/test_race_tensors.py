@@ -15,20 +15,24 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
+from tests.unit.bit_grammar import BitGrammar
 from tests.unit.fake_scheduler import Script
 from tests.unit.lane_fakes import LaneSpec
 from tests.unit.tensor_model import right_answer
 from tests.unit.tensor_world import TensorLimits, TensorWorld, tensor_world
 from tests.unit.test_race_mutations import Patch, everywhere, one_slot, out_of
-from tests.unit.virtual_gpu import EARLY, LATE, POLICIES
+from tests.unit.virtual_gpu import EARLY, LATE, POLICIES, RANDOM
 from zos_sglang.overlap.event_loop import EventLoop
 from zos_sglang.overlap.isolation import PinRing
 from zos_sglang.overlap.launch import Launcher
 from zos_sglang.overlap.streams import Barrier, Streams
+from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.lane import Lane
 from zos_sglang.testing.races.device import Device, Event
 from zos_sglang.testing.races.tensors import DEVICE, DeviceTensor, Simulated
+from zos_sglang.upstream.lane_grammar import GrammarMasks
 from zos_sglang.upstream.lane_results import LaneResults
 
 # ------------------------------------------------------------ tensors
@@ -120,6 +124,60 @@ def test_the_host_reads_pinned_memory_only_behind_the_copy(waits):
         home.tolist()
         device.finish()
         assert ("the host" in device.detector.report()) is not waits
+
+
+# ------------------------------------------------------------ masks of grammars
+
+
+def masked_steps(device: Device, on: Simulated, *, waits: bool) -> list[list[int]]:
+    """Six steps of the lane's masks: fill, one kernel that reads them, tokens home; the host waits as the
+    lane does, for the step before. Returns the masks that each step's kernel found."""
+    masks = GrammarMasks(4, DEVICE, LaneAccount())
+    grammars = [BitGrammar(31, shift) for shift in (0, 1)]
+    info = object.__new__(SamplingBatchInfo)
+    info.grammars, info.vocab_size = [grammars[0], None, grammars[1]], 31
+    with device.on(device.forward):
+        assert masks.attach(info)
+    on.memory.watch_host(masks._host, "pinned masks")
+    found: list[list[int]] = []
+    before: Event | None = None
+    for step in range(6):
+        if waits and before is not None:
+            before.synchronize()
+        with device.on(device.forward):
+            info.update_regex_vocab_mask()
+            mask = info.grammar_mask.vocab_mask
+            on.launch("sampling", lambda m: found.append(m.flatten().tolist()), mask.clone())
+            before = Event(device)
+            before.record()
+        for grammar in grammars:
+            grammar.token = (step + 1) // 2
+    device.finish()
+    return found
+
+
+def parity(mask: list[int]) -> int:
+    """Which tokens the first grammar allows."""
+    return mask[0] & 1
+
+
+RIGHT = [1, 1, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("schedule", [LATE, EARLY, RANDOM])
+def test_the_lanes_masks_are_written_behind_the_copies_that_read_them(schedule):
+    with Device(schedule, 3) as device, Simulated(device) as on:
+        masks = masked_steps(device, on, waits=True)
+        assert list(map(parity, masks)) == RIGHT and {mask[1] for mask in masks} == {-1}
+        assert device.detector.report() == ""
+
+
+@pytest.mark.parametrize(("schedule", "lucky"), [(EARLY, True), (LATE, False)])
+def test_a_host_that_does_not_wait_rewrites_masks_that_a_copy_still_reads(schedule, lucky):
+    with Device(schedule) as device, Simulated(device) as on:
+        masks = masked_steps(device, on, waits=False)
+        assert (list(map(parity, masks)) == RIGHT) is lucky
+        assert "pinned masks" in device.detector.report()
 
 
 # ------------------------------------------------------------ the lane and the loop

@@ -152,6 +152,7 @@ class Simulated(TorchDispatchMode):
         ours = asked is not None and torch.device(asked) == DEVICE
         if ours or any(isinstance(leaf, DeviceTensor) for leaf in tree_leaves((args, kwargs))):
             return self.dispatch(func, args, kwargs)
+        _show(self.memory, func, args, kwargs)
         return func(*args, **kwargs)
 
     def launch(self, label: str, kernel: Callable[..., None], *args: Any, **options: Any) -> None:
@@ -221,7 +222,7 @@ class Simulated(TorchDispatchMode):
         memory = self.memory
 
         def run() -> None:
-            with _Watched(memory, label):
+            with _Watched(memory):
                 work()
 
         self.device.current.enqueue(run, label)
@@ -230,27 +231,30 @@ class Simulated(TorchDispatchMode):
 class _Watched(TorchDispatchMode):
     """On a stream's thread: shows what each PyTorch call of an operation reads and writes."""
 
-    def __init__(self, memory: Memory, label: str) -> None:
+    def __init__(self, memory: Memory) -> None:
         super().__init__()
-        self.memory, self.label = memory, label
+        self.memory = memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not func.is_view:
-            self._show(func, args, kwargs)
+        _show(self.memory, func, args, kwargs)
         return func(*args, **kwargs)
 
-    def _show(self, func: Any, args: Any, kwargs: Any) -> None:
-        touch, named = self.memory.touch, str(func).removeprefix("aten.").split(".")[0]
-        arguments = list(zip(func._schema.arguments, args, strict=False))
-        arguments += [(a, kwargs[a.name]) for a in func._schema.arguments if a.name in kwargs]
-        at = args[1] if named in ("index", "index_put", "index_put_") else None
-        for declared, value in arguments:
-            writes = declared.alias_info is not None and declared.alias_info.is_write
-            indexed = at if declared.name == "self" else None
-            for leaf in tree_leaves(value):
-                if isinstance(leaf, torch.Tensor):
-                    touch(leaf, named, writes=writes, at=indexed)
+
+def _show(memory: Memory, func: Any, args: Any, kwargs: Any) -> None:
+    """Show the detector what a call reads and writes of the memory that is watched."""
+    if func.is_view:
+        return
+    named = str(func).removeprefix("aten.").split(".")[0]
+    arguments = list(zip(func._schema.arguments, args, strict=False))
+    arguments += [(a, kwargs[a.name]) for a in func._schema.arguments if a.name in kwargs]
+    at = args[1] if named in ("index", "index_put", "index_put_") else None
+    for declared, value in arguments:
+        writes = declared.alias_info is not None and declared.alias_info.is_write
+        indexed = at if declared.name == "self" else None
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, torch.Tensor):
+                memory.touch(leaf, named, writes=writes, at=indexed)
 
 
 def _raw(values: Any) -> Any:

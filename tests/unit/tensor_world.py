@@ -21,7 +21,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from tests.unit.fake_batch import Mode
 from tests.unit.fake_scheduler import Script
-from tests.unit.fakes import FakeDevice, FakePort
+from tests.unit.fakes import FakeDevice, FakePort, onto
 from tests.unit.lane_fakes import LaneRequest
 from tests.unit.lane_ports import VirtualLanePort
 from tests.unit.lane_scheduler import LaneScheduler, Messages
@@ -266,10 +266,12 @@ class TensorDevice(FakeDevice):
         batch.input_ids = None
 
     def forward_context(self) -> Any:
-        return self.scheduler.on.device.on(self.scheduler.forward_stream)
+        device = self.scheduler.on.device
+        return onto(device, device.forward, device.schedule)
 
     def copy_context(self) -> Any:
-        return self.scheduler.on.device.on(self.scheduler.copy_stream)
+        device = self.scheduler.on.device
+        return onto(device, device.copy, device.forward)
 
     def take_read_done(self) -> Any:
         event, self.scheduler.read_done = self.scheduler.read_done, None

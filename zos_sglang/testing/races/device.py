@@ -170,6 +170,9 @@ class Device:
     def current(self) -> Stream:
         return self._current[-1]
 
+    def set_stream(self, stream: Stream) -> None:
+        self._current[-1] = stream
+
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
         self._current.append(stream)

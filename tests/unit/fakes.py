@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tests.unit.fake_batch import Batch, Result
@@ -13,6 +14,16 @@ from zos_sglang.overlap.account import Account
 
 class Fault(RuntimeError):
     """Planted by a test."""
+
+
+@contextmanager
+def onto(gpu: Any, stream: Any, back: Any) -> Iterator[None]:
+    """As `upstream.port.OnStream`: afterwards `back` is current, whatever was before."""
+    gpu.set_stream(stream)
+    try:
+        yield
+    finally:
+        gpu.set_stream(back)
 
 
 class FakePort:
@@ -131,10 +142,12 @@ class FakeDevice:
                 batch.spec_info = result.next_draft_input
 
     def forward_context(self) -> Any:
-        return self.scheduler.gpu.on(self.scheduler.gpu.forward)
+        gpu = self.scheduler.gpu
+        return onto(gpu, gpu.forward, gpu.schedule)
 
     def copy_context(self) -> Any:
-        return self.scheduler.gpu.on(self.scheduler.gpu.copy)
+        gpu = self.scheduler.gpu
+        return onto(gpu, gpu.copy, gpu.forward)
 
     def take_read_done(self) -> Any:
         worker = self.scheduler.model_worker

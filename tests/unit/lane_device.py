@@ -148,12 +148,12 @@ class VirtualExecutor:
     def fill(self, masks: list[int]) -> None:
         self.masked.append(masks)
         self.turn ^= 1
-        turn, buffer = self.turn, self.pinned[self.turn]
-        self.gpu.touch(("pinned masks", turn), "pinned masks", writes=True)
+        buffer, name = self.pinned[self.turn], ("mask buffer", self.turn)
+        self.gpu.touch(name, "masks", writes=True)
         buffer[: len(masks)] = masks
 
         def copy() -> None:
-            self.gpu.touch(("pinned masks", turn), "pinned masks", writes=False)
+            self.gpu.touch(name, "masks", writes=False)
             self.states[: len(masks)] = buffer[: len(masks)]
 
         self.gpu.current.enqueue(copy)

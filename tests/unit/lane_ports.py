@@ -19,6 +19,8 @@ class LaneSchedulerPort(FakePort):
     lane_results: Any = None
 
     def process(self, batch: Any, result: Any) -> None:
+        gpu = self.scheduler.gpu
+        assert gpu.current is gpu.schedule, "a result is processed, but not on the schedule stream"
         if hasattr(result, "table"):
             assert len(batch.reqs) == len(result.table), "a result met another batch"
             self.scheduler.processed.append(result.serial)

@@ -43,7 +43,9 @@ def opened(world, *limits, pending=None):
 
 def test_an_opening_counts_waits_resolves_loads_and_launches_in_this_order(world):
     result = world.lane.enter(batch_of(9, 9), None)
-    assert world.port.log == ["count", "[", "forward waits", "resolve", "open", "step", "]", "readback 2"]
+    assert world.port.log == [
+        "count", "[", "forward waits", "resolve", "open", "step", "]", "[", "readback 2", "]",
+    ]  # fmt: skip
     assert (result.step, result.tokens, result.arrived) == (1, "home", "event")
     assert world.lane.is_open and world.lane.launched == 1
 
@@ -51,7 +53,7 @@ def test_an_opening_counts_waits_resolves_loads_and_launches_in_this_order(world
 def test_with_a_result_pending_the_schedule_stream_waits_for_the_first_step(world):
     """Its processing may write what that step reads."""
     world.lane.enter(batch_of(9), batch_of(9))
-    assert world.port.log[-2:] == ["schedule waits", "readback 1"]
+    assert world.port.log[-4:] == ["schedule waits", "[", "readback 1", "]"]
 
 
 def test_the_inputs_are_taken_from_the_batch(world):
@@ -97,7 +99,7 @@ def test_the_first_ride_reserves_refreshes_and_launches(world):
     result = world.lane.ride()
     assert world.port.since(world.mark) == [
         "receive", "dispatch", "lengths +0 +0", "reserve", "lengths +0 +4", "[", "forward waits", "refresh",
-        "]", "selected", "count", "[", "step", "]", "readback 2",
+        "]", "selected", "count", "[", "step", "]", "[", "readback 2", "]",
     ]  # fmt: skip
     assert result.step == 2 and world.lane.launched == 2
 
@@ -108,7 +110,7 @@ def test_a_ride_inside_the_window_takes_in_and_launches(world):
     mark = len(world.port.log)
     world.lane.ride()
     assert world.port.since(mark) == [
-        "receive", "dispatch", "selected", "count", "[", "step", "]", "readback 2",
+        "receive", "dispatch", "selected", "count", "[", "step", "]", "[", "readback 2", "]",
     ]  # fmt: skip
 
 

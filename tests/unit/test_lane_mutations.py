@@ -6,6 +6,8 @@ random, so nothing flakes. `without` takes a call out of one method of the lane 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from tests.unit.lane_fakes import LaneSpec, right_answer
@@ -320,3 +322,25 @@ def test_masks_of_one_buffer_that_is_rewritten_at_once_would_be_read_wrong(monke
     monkeypatch.setattr(world.executor, "fill", rewritten)
     with pytest.raises(AssertionError, match="another mask"):
         world.run().check()
+
+
+# ------------------------------------------------------------ streams
+
+
+@BOTH
+def test_a_readback_outside_the_forward_streams_context_is_noticed(monkeypatch, graphs):
+    """The copy stream's context leads back to the forward stream; results belong on the schedule stream."""
+    world = world_that_was_right(reused_row(EARLY, graphs=graphs))
+    port, real = world.lane.port, world.lane.port.forward_context
+    launched = Lane._launched
+
+    def outside(lane):
+        port.forward_context = nullcontext
+        try:
+            return launched(lane)
+        finally:
+            port.forward_context = real
+
+    monkeypatch.setattr(Lane, "_launched", outside)
+    with pytest.raises(AssertionError, match="not on the schedule stream"):
+        world.run()

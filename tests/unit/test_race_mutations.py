@@ -16,7 +16,7 @@ import pytest
 
 from tests.unit import async_gpu, simulation
 from tests.unit.fake_scheduler import Limits
-from tests.unit.test_lane_mutations import lengths, new_weights, reused_row, same_prompt
+from tests.unit.test_lane_mutations import lengths, new_weights, reused_row, same_prompt, with_grammars
 from tests.unit.test_mutations import plain, prompts
 from tests.unit.virtual_gpu import EARLY, LATE, Event
 from zos_sglang.overlap.event_loop import EventLoop
@@ -178,6 +178,13 @@ LANE = {
         LATE,
         ("copy", "host"),
         "pinned slot",
+    ),
+    "masks: the host waits for a step's tokens before it fills the next": Mutation(
+        with_grammars,
+        out_of(LaneResults, "_process_tokens", Event, "synchronize"),
+        LATE,
+        ("forward", "host"),
+        "mask buffer",
     ),
     "a row ends: schedule waits for forward before its release": Mutation(
         reused_row,

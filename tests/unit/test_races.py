@@ -56,14 +56,15 @@ def test_the_lane_orders_every_access_and_gives_the_right_tokens(scenario):
 def watched(world) -> dict[str, set[str]]:
     """Who reaches each buffer, by its name, from here on."""
     seen: dict[str, set[str]] = {}
-    access = world.gpu.detector.access
+    access = world.gpu.detector.access_all
 
-    def look(buffer, where, *, writes, label):
-        name = buffer[0] if isinstance(buffer, tuple) else buffer
-        seen.setdefault(name, set()).add(where if isinstance(where, str) else where.where)
-        access(buffer, where, writes=writes, label=label)
+    def look(buffers, where, *, writes, label):
+        for buffer in buffers:
+            name = buffer[0] if isinstance(buffer, tuple) else buffer
+            seen.setdefault(name, set()).add(where if isinstance(where, str) else where.where)
+        access(buffers, where, writes=writes, label=label)
 
-    world.gpu.detector.access = look
+    world.gpu.detector.access_all = look
     return seen
 
 
@@ -84,5 +85,5 @@ def test_masks_are_written_by_the_host_and_read_by_the_forward_stream_in_order(p
     with async_gpu.lane(with_grammars(policy)) as world:
         seen = watched(world)
         world.run().check()
-        assert seen["pinned masks"] == {"host", "forward"} and world.lane_account.masked_steps > 5
+        assert seen["mask buffer"] == {"host", "forward"} and world.lane_account.masked_steps > 5
         no_race(world.gpu.detector)

@@ -131,6 +131,9 @@ class Gpu:
     def current(self) -> Stream:
         return self._current[-1]
 
+    def set_stream(self, stream: Stream) -> None:
+        self._current[-1] = stream
+
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
         self._current.append(stream)

@@ -244,7 +244,8 @@ class Lane:
             self.account.grammar_row_steps += len(table.constrained)
             self.unsampled = self.port.result(table, self.launched, None, None)
             return self.unsampled
-        tokens, arrived = self._read_back(rows)
+        with self.port.forward_context():
+            tokens, arrived = self._read_back(rows)
         return self.port.result(table, self.launched, tokens, arrived)
 
     def sample(self) -> None:
@@ -263,7 +264,10 @@ class Lane:
         self.watch.depended()
 
     def _read_back(self, rows: int) -> tuple[Any, Any]:
-        """Queue the copy of the newest tokens to the host; returns where they will be, and its event."""
+        """Queue the copy of the newest tokens to the host; returns where they will be, and its event.
+
+        Inside the forward stream's context, which the copy stream's leads back to.
+        """
         watch = self.watch
         stamps = watch.stamps
         begun = 0

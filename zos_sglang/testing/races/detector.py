@@ -13,7 +13,7 @@ in order; a wait counts what was recorded when it was queued; an event that was 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -128,22 +128,20 @@ class Detector:
 
     def access(self, buffer: Hashable, where: Op | str, *, writes: bool, label: str) -> None:
         """An operation, or the host now (`HOST`), reads or writes a buffer. The name of a stream launches."""
+        self.access_all((buffer,), where, writes=writes, label=label)
+
+    def access_all(self, buffers: Iterable[Hashable], where: Op | str, *, writes: bool, label: str) -> None:
+        """The same for several buffers at once."""
         with self._lock:
             if isinstance(where, str):
-                where = self._now(label) if where == HOST else self.launch(where)
-            self.accesses += 1
+                where = self._now() if where == HOST else self.launch(where)
             mine = Access(where, writes, label)
-            held = self._buffers.get(buffer)
-            if held is None:
-                held = self._buffers[buffer] = _Buffer()
-            if held.written is not None:
-                self._compare(buffer, held.written, mine)
-            if writes:
-                for other in held.read.values():
-                    self._compare(buffer, other, mine)
-                held.written, held.read = mine, {}
-            else:
-                held.read[where.where] = mine
+            for buffer in buffers:
+                self.accesses += 1
+                held = self._buffers.get(buffer)
+                if held is None:
+                    held = self._buffers[buffer] = _Buffer()
+                self._meet(buffer, held, mine)
 
     def forget(self, buffer: Hashable) -> None:
         """Its memory has another owner, and whoever handed it out saw to it that the last one is done."""
@@ -159,13 +157,23 @@ class Detector:
             kinds.setdefault(key, []).append(race)
         return "\n".join(f"{races[0]} ({len(races)}x)" for races in kinds.values())
 
-    def _now(self, label: str) -> Op:
+    def _meet(self, buffer: Hashable, held: _Buffer, mine: Access) -> None:
+        if held.written is not None:
+            self._compare(buffer, held.written, mine)
+        if mine.writes:
+            for other in held.read.values():
+                self._compare(buffer, other, mine)
+            held.written, held.read = mine, {}
+        else:
+            held.read[mine.op.where] = mine
+
+    def _now(self) -> Op:
         self._order += 1
         clock = self._clocks[HOST]
         return Op(HOST, clock[HOST], self._order, dict(clock), "")
 
     def _compare(self, buffer: Hashable, a: Access, b: Access) -> None:
-        if a.op.is_before(b.op) or b.op.is_before(a.op) or len(self.races) >= MOST_RACES:
+        if a.op is b.op or a.op.is_before(b.op) or b.op.is_before(a.op) or len(self.races) >= MOST_RACES:
             return
         first, second = sorted((a, b), key=lambda access: access.op.order)
         self.races.append(Race(buffer, first, second))

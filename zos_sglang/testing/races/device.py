@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from random import Random
 from types import TracebackType
@@ -170,6 +170,9 @@ class Device:
     def current(self) -> Stream:
         return self._current[-1]
 
+    def set_stream(self, stream: Stream) -> None:
+        self._current[-1] = stream
+
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
         self._current.append(stream)
@@ -178,10 +181,13 @@ class Device:
         finally:
             self._current.pop()
 
-    def touch(self, buffer: Any, label: str, *, writes: bool) -> None:
+    def touch(self, buffer: Hashable, label: str, *, writes: bool) -> None:
         """Whoever calls, the host or an operation that runs, reads or writes a buffer."""
+        self.touch_all((buffer,), label, writes=writes)
+
+    def touch_all(self, buffers: Iterable[Hashable], label: str, *, writes: bool) -> None:
         op = getattr(self.running, "op", None)
-        self.detector.access(buffer, HOST if op is None else op, writes=writes, label=label)
+        self.detector.access_all(buffers, HOST if op is None else op, writes=writes, label=label)
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Sleep until the streams got that far. Raises what an operation raised."""

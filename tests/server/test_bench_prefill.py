@@ -5,12 +5,13 @@ import json
 import pytest
 
 from tests.server.conftest import CACHE
+from zos_sglang.overlap.guards import PrefillRule
 from zos_sglang.testing.bench import prefill_cli
-from zos_sglang.testing.bench.prefill_run import CONTENDERS
 
 pytestmark = pytest.mark.server
 
 SMALL = (
+    *("--rules", "never,always,first-token"),
     *("--chunk", "64", "--burst", "5", "--burst-in", "64", "--long", "2", "--long-in", "200"),
     *("--out-tokens", "4", "--streams", "2", "--stream-tokens", "400", "--settle-s", "0.3"),
 )
@@ -27,9 +28,9 @@ def test_rules_alternate_in_one_server_answer_alike_and_a_finished_run_is_not_re
     code, data, said = measure(tmp_path, capsys, "--repeats", "1")
     assert code == 0 and data["complete"], said
     runs = {(run["load"], run["rule"]): run for run in data["runs"]}
-    assert set(runs) == {(load, rule) for load in ("burst", "chunked") for rule in CONTENDERS}
+    assert set(runs) == {(load, rule) for load in ("burst", "chunked") for rule in PrefillRule}
     for load in ("burst", "chunked"):
-        assert len({tuple(runs[load, rule]["digests"]) for rule in CONTENDERS}) == 1
+        assert len({tuple(runs[load, rule]["digests"]) for rule in PrefillRule}) == 1
         assert runs[load, "always"]["counts"]["reasons"]["consecutive-prefill"] > 0
         assert runs[load, "first-token"]["counts"]["reasons"]["first-token"] > 0
         assert not {"consecutive-prefill", "first-token"} & set(runs[load, "never"]["counts"]["reasons"])

@@ -24,7 +24,7 @@ import httpx
 from zos_sglang.overlap.guards import PrefillRule
 from zos_sglang.testing.bench.client import BenchClient
 from zos_sglang.testing.bench.record import provenance, write_json
-from zos_sglang.testing.bench.stats import spread
+from zos_sglang.testing.bench.stats import rotated, spread
 from zos_sglang.testing.dp_server import RANKS, DpServer
 from zos_sglang.testing.models import make_tiny
 
@@ -93,8 +93,7 @@ def measure(server: DpServer, repeats: int, requests: int, long: int) -> dict[st
     for repeat in range(-1, repeats):  # the first one warms up
         lengths = [CHUNK_TOKENS * 3 if i < long else CHUNK_TOKENS - 8 for i in range(requests)]
         prompts = [prompt(chance, length) for length in lengths]
-        turn = [RULES[(repeat + i) % len(RULES)] for i in range(len(RULES))]
-        for rule in turn:
+        for rule in map(PrefillRule, rotated(RULES, repeat)):
             set_rule(server.url, rule)
             before = server.states()[0]["reasons"]
             found = burst(server.url, prompts)

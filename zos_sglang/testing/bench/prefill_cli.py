@@ -36,8 +36,8 @@ _KEPT_BACK = 2
 
 DESCRIPTION = """\
 Prefill after prefill while streams decode, under each rule for consecutive prefills (never, always,
-first-token) and in SGLang's own loop. One server process; modes and rules are switched live, in alternating
-order; every contender gets the same prompts, from an empty prefix cache.
+first-token) and in SGLang's own loop. One server process; modes and rules are switched live, another
+first in each repeat; every contender gets the same prompts, from an empty prefix cache.
 
   burst      many short prompts at once: several whole ones in a prefill
   chunked    long prompts at once, in chunks of --chunk tokens (--chunked-prefill-size)
@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rules", type=modes_of(CONTENDERS, 2), default=CONTENDERS, help=f"({names})")
     add("--loads", type=modes_of((BURST, CHUNKED)), default=(BURST, CHUNKED), help=f"({BURST},{CHUNKED})")
     add("--mode", choices=("overlap", "resident"), default="overlap", help="our loop for the rules (overlap)")
-    add("--repeats", type=positive, default=5, help="repeats, in alternating order (5)")
+    add("--repeats", type=positive, default=5, help="repeats, another contender first in each (5)")
     add("--chunk", type=positive, default=4096, help="tokens of a prefill, --chunked-prefill-size (4096)")
     add("--burst", type=positive, default=48, help="prompts of a burst (48)")
     add("--burst-in", type=positive, default=1024, help="tokens of the longest; the shortest: half (1024)")

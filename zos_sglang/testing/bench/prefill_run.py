@@ -13,7 +13,7 @@ from zos_sglang.testing.bench.arrivals_load import Clients, cost
 from zos_sglang.testing.bench.client import BenchClient, BenchError
 from zos_sglang.testing.bench.counters import gained
 from zos_sglang.testing.bench.prefill import Load, figures
-from zos_sglang.testing.bench.stats import order_of
+from zos_sglang.testing.bench.stats import rotated
 from zos_sglang.testing.bench.store import Store
 from zos_sglang.testing.bench.zos import Budget, OutOfTime
 
@@ -78,7 +78,7 @@ class Bench:
         """Every load under every contender, in the order of this repeat."""
         runs = []
         for load in plan.loads:
-            for place, rule in enumerate(order_of(plan.contenders, repeat)):
+            for place, rule in enumerate(rotated(plan.contenders, repeat)):
                 run = self.run(load, rule, plan.mode)
                 self.say(f"  {name or f'repeat {repeat + 1} of {plan.repeats}'}, {_line(run)}")
                 runs.append({"load": load.name, "rule": rule, "repeat": repeat, "place": place, **run})

@@ -87,6 +87,14 @@ def order_of(modes: Sequence[str], repeat: int) -> list[str]:
     return list(modes) if repeat % 2 == 0 else list(reversed(modes))
 
 
+def rotated(names: Sequence[str], repeat: int) -> list[str]:
+    """The names in the order of one repeat, each time another one first: everyone comes at every place.
+
+    For more than two, of which reversing would keep those in the middle there.
+    """
+    return [names[(repeat + place) % len(names)] for place in range(len(names))]
+
+
 def judge_digests(digests: Mapping[str, Sequence[str]], base: str) -> str:
     """What the output digests of all waves of one batch, by mode, say.
 

@@ -7,6 +7,7 @@ child is what `python -m sglang.bench_serving ARGUMENTS` is after its imports, a
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import runpy
@@ -78,15 +79,15 @@ class ForkedRuns:
     `log` gets what the imports say.
     """
 
-    def __init__(self, log: Path) -> None:
-        self.log = log
+    def __init__(self, log: Path, module: str = MODULE) -> None:
+        self.log, self.module = log, module
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> ForkedRuns:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("w") as sink:
             self._process = subprocess.Popen(
-                [*dying_with_us(), sys.executable, "-m", __name__],
+                [*dying_with_us(), sys.executable, "-m", __name__, self.module],
                 env=client_env(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -158,18 +159,19 @@ def main() -> None:
     """Import the benchmark, say so, then fork for each line of stdin and answer with the exit code."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what imports print must not be taken for an answer
-    __import__(MODULE)
+    module = sys.argv[1]
+    importlib.import_module(module)
     print(json.dumps({"code": 0}), file=answers, flush=True)
     for line in sys.stdin:
         job = json.loads(line)
         child = os.fork()
         if child == 0:
-            _run(job)
+            _run(module, job)
         _, status = os.waitpid(child, 0)
         print(json.dumps({"code": os.waitstatus_to_exitcode(status)}), file=answers, flush=True)
 
 
-def _run(job: dict[str, Any]) -> None:
+def _run(module: str, job: dict[str, Any]) -> None:
     """One run, in the forked process; never returns."""
     code: Any = 1
     try:
@@ -177,8 +179,8 @@ def _run(job: dict[str, Any]) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(sink, 1)
         os.dup2(sink, 2)
-        sys.argv = [MODULE, *job["arguments"]]
-        runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
+        sys.argv = [module, *job["arguments"]]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)

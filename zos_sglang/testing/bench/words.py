@@ -75,8 +75,9 @@ class Texts:
         return text
 
     def _plain(self, source: random.Random) -> int:
-        """A token that is printable text by itself."""
+        """A token that is text by itself, and not a piece of a character."""
         while True:
             token = source.randrange(self._size)
-            if token not in self._special and self._tokenizer.decode([token]).isprintable():
+            text = self._tokenizer.decode([token])
+            if token not in self._special and text.isascii() and text.isprintable():
                 return token

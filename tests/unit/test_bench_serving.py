@@ -229,6 +229,7 @@ def run_of(mode: str, repeat: int, itl: float, **changed: Any) -> dict[str, Any]
         **{"mode": mode, "repeat": repeat, "failed": 0, "errors": []},
         **{"requests_per_s": 4.0, "tokens_per_s": 100.0, "mean_in_flight": 1.0},
         **{"input_tokens": 9, "output_tokens": 8, "cached_tokens": 0, "lane": None},
+        **{"client_cpu_s": 0.5, "duration_s": 2.0},
         **{**parts, "itl_ms": dict.fromkeys(STATISTICS, itl)},
         **{"digests": ["a", "b"]},
         **changed,

@@ -64,7 +64,7 @@ class FakeServer:
         lane = {"steps": self.steps, "decode_steps": self.steps, "row_steps": 0, "wasted_row_steps": 0}
         return {"lane": lane, "paths": {}, "reasons": {}}
 
-    def run(self, words: Sequence[str], log: Path, timeout_s: float) -> None:
+    def run(self, words: Sequence[str], log: Path, timeout_s: float) -> float:
         if self.stop_after is not None and len(self.asked) >= self.stop_after:
             raise Stopped
         asked = dict(pairwise(words))
@@ -75,6 +75,7 @@ class FakeServer:
         errors = [*["no"] * self.failing, *[""] * (count - self.failing)]
         line = json.dumps(record(count, completed=count - self.failing, errors=errors))
         Path(asked["--output-file"]).write_text(line + "\n")
+        return 0.75
 
 
 def opened(out: Path, *, resume: bool = False, **changed: Any) -> Store:
@@ -111,6 +112,7 @@ def test_modes_alternate_and_meet_the_same_requests(tmp_path: Path) -> None:
     assert [mode for mode, _ in warm_ups] == list(MODES)
     assert {asked["--seed"] for _, asked in timed} == {"0"} and warm_ups[0][1]["--seed"] != "0"
     assert data["complete"] and serving_cli.exit_code(data) == 0
+    assert {row["client_share"] for row in data["summary"]["rows"]} == {0.5}
     assert [row["lane_share"] for row in data["summary"]["rows"]] == [None, None, 1.0] * 2
 
 
@@ -254,7 +256,7 @@ def test_one_process_forks_for_each_run_and_goes_on_after_a_failure(child: str, 
     log = tmp_path / "run.log"
     with ForkedRuns(tmp_path / "client.log", child) as runs:
         runs.ready()
-        runs.run(["write", str(tmp_path / "a")], log, 30)
+        assert 0 <= runs.run(["write", str(tmp_path / "a")], log, 30) < 5
         with pytest.raises(BenchError, match=r"code 1; the end of run\.log:(.|\n)*ValueError: as told"):
             runs.run(["fail"], log, 30)
         with pytest.raises(BenchError, match="code 3"):

@@ -61,6 +61,8 @@ SGLang's. Nothing is downloaded.
   E2E        from sending a request to its last token
   cached     prompt tokens that were in the prefix cache
   lane       share of the decode steps that the resident lane ran
+  client     CPU time of SGLang's benchmark over the run's length, that of making the prompts too; near
+             1 the client is what is measured
   answers    requests whose text differs from stock's in the same repeat; stock's own row: from its first
              repeat. Batches depend on the clock here, and in bfloat16 a row's rounding depends on its batch.
 

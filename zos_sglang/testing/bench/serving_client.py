@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import json
 import os
+import resource
 import runpy
 import select
 import signal
@@ -43,8 +44,11 @@ _ENV = {
 class Runs(Protocol):
     """Something that runs SGLang's benchmark."""
 
-    def run(self, arguments: Sequence[str], log: Path, timeout_s: float) -> None:
-        """One run; its output goes to `log`. Raises BenchError if it fails, or takes too long."""
+    def run(self, arguments: Sequence[str], log: Path, timeout_s: float) -> float:
+        """One run; its output goes to `log`. Returns the seconds of CPU it took, to make its prompts too.
+
+        Raises BenchError if it fails, or takes too long.
+        """
 
 
 def client_env() -> dict[str, str]:
@@ -56,7 +60,8 @@ def client_env() -> dict[str, str]:
 class FreshRuns:
     """A new interpreter for each run: what one would type by hand."""
 
-    def run(self, arguments: Sequence[str], log: Path, timeout_s: float) -> None:
+    def run(self, arguments: Sequence[str], log: Path, timeout_s: float) -> float:
+        before = _cpu_s(resource.getrusage(resource.RUSAGE_CHILDREN))
         with log.open("w") as sink:
             try:
                 done = subprocess.run(
@@ -71,6 +76,7 @@ class FreshRuns:
             except subprocess.TimeoutExpired:
                 raise BenchError(_failure(f"did not end within {timeout_s:.0f} s", log)) from None
         _check(done.returncode, log)
+        return _cpu_s(resource.getrusage(resource.RUSAGE_CHILDREN)) - before
 
 
 class ForkedRuns:
@@ -116,7 +122,7 @@ class ForkedRuns:
         """Wait until the benchmark is imported. Raises BenchError."""
         self._answer(_IMPORT_TIMEOUT_S, "be imported", self.log)
 
-    def run(self, arguments: Sequence[str], log: Path, timeout_s: float) -> None:
+    def run(self, arguments: Sequence[str], log: Path, timeout_s: float) -> float:
         assert self._process is not None and self._process.stdin is not None
         job = {"arguments": list(arguments), "log": str(log)}
         try:
@@ -124,7 +130,9 @@ class ForkedRuns:
             self._process.stdin.flush()
         except OSError:
             raise BenchError(_failure("is gone", self.log)) from None
-        _check(self._answer(timeout_s, "end", log)["code"], log)
+        answer = self._answer(timeout_s, "end", log)
+        _check(answer["code"], log)
+        return float(answer["cpu_s"])
 
     def _answer(self, timeout_s: float, what: str, log: Path) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None
@@ -140,6 +148,10 @@ class ForkedRuns:
             line += piece
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+def _cpu_s(usage: resource.struct_rusage) -> float:
+    return usage.ru_utime + usage.ru_stime
 
 
 def _check(code: int, log: Path) -> None:
@@ -167,8 +179,9 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             _run(module, job)
-        _, status = os.waitpid(child, 0)
-        print(json.dumps({"code": os.waitstatus_to_exitcode(status)}), file=answers, flush=True)
+        _, status, usage = os.wait4(child, 0)
+        answer = {"code": os.waitstatus_to_exitcode(status), "cpu_s": _cpu_s(usage)}
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 def _run(module: str, job: dict[str, Any]) -> None:

@@ -125,13 +125,15 @@ class Bench:
         result, log = self.out / "run.jsonl", self.out / "run.log"
         result.unlink(missing_ok=True)
         before = self.client.zos()
-        self.runs.run(arguments(point, plan.lengths, self.target, seed, result), log, plan.timeout_s)
+        asked = arguments(point, plan.lengths, self.target, seed, result)
+        cpu_s = self.runs.run(asked, log, plan.timeout_s)
         growth = gained(before, self.client.zos())
         found = read_result(result, point.requests, whole_texts=self.whole_texts)
         decoded = found["output_tokens"] - (point.requests - found["failed"])
         return {
             "mode": mode,
             **found,
+            "client_cpu_s": round(cpu_s, 3),
             "lane": lane_of(growth, decoded_tokens=decoded) if mode == _LANE else None,
             "counts": {name: growth[name] for name in ("paths", "reasons") if name in growth},
         }

@@ -56,6 +56,8 @@ def _row(load: tuple[Any, ...], mode: str, repeats: Sequence[Mapping[str, Run]],
         "mean_in_flight": median_of(mine, "mean_in_flight"),
         **{name: median_of(mine, name) for name in ("input_tokens", "output_tokens", "cached_tokens")},
         "lane_share": lane_share(mine),
+        # One thread that makes the prompts, sends them and reads all events: near 1 it is what is measured.
+        "client_share": round(max(run["client_cpu_s"] / run["duration_s"] for run in mine), 3),
         "over_stock": {} if mode == base else {metric: ratio_of(mine, others, metric) for metric in METRICS},
         "answers": answers_of(mine, others, mode == base),
     }

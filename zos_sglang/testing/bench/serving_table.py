@@ -13,7 +13,7 @@ _WIDTH = 300
 _LEFT = ("load", "mode", "answers")
 FIGURES = (
     *("load", "mode", "requests", "in flight", "requests/s", "tokens/s", "TTFT ms P50/P90/P99"),
-    *("ITL ms P50/P90/P99", "TPOT ms P50/P99", "E2E ms P50/P99", "cached", "lane", "answers"),
+    *("ITL ms P50/P90/P99", "TPOT ms P50/P99", "E2E ms P50/P99", "cached", "lane", "client", "answers"),
 )
 #: Figure and heading of each column of ratios.
 SHOWN = (
@@ -64,6 +64,7 @@ def row_cells(row: Mapping[str, Any]) -> list[str]:
         medians(row, "e2e_ms", "p50", "p99", digits=0),
         number(row["cached_tokens"], 0),
         number(row["lane_share"], 3),
+        number(row["client_share"], 2),
         f"{answers['differing']} of {answers['compared']} differ" if answers["compared"] else "-",
     ]
 

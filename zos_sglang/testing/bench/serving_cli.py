@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -162,21 +163,19 @@ def load(out: Path) -> dict[str, Any]:
 
 
 def _measure(args: argparse.Namespace) -> dict[str, Any]:
-    budget, out = Budget(args.limit_s), args.out.resolve()
+    budget = Budget(args.limit_s)
     model = find_model(args.model, args.cache)
     tokenizer = tokenizer_of(model, args.cache)
-    plan, config, cuda = _plan(args, model), _config(args, model, tokenizer), cuda_available()
+    plan, config = _plan(args, model), _config(args, model, tokenizer)
     # Some are too long for the model, so twice as many as the largest run reads.
     count = max(_CONVERSATIONS, 2 * max(point.requests for point in plan.points))
     made = conversations(tokenizer, count, args.seed, args.scale)
-    digest = hashlib.sha256(made.encode()).hexdigest()[:16]
-    identity = {**_identity(args, config, cuda), "conversations": [count, digest]}
-    results = store.Store(out / NAME, provenance(KIND), identity, _summary(args.modes), resume=args.resume)
+    results = _results(args, config, [count, hashlib.sha256(made.encode()).hexdigest()[:16]])
     if not plan.missing(results):
         results.finish()
         return results.data
+    out = args.out.resolve()
     file = out / "conversations.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(made)
     server = config.server(out / f"server-{len(results.data['calls']) - 1}.log", args.start_timeout_s)
     with _runs(args.client, out) as runs, server, BenchClient(server.url) as client:
@@ -186,6 +185,17 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
         whole = not client.info()["incremental_streaming_output"]
         Bench(client, runs, target, out, budget, whole, say).measure(plan, results)
     return results.data
+
+
+def _results(args: argparse.Namespace, config: Config, made: list[Any]) -> store.Store:
+    """The result file, new or to go on with. Raises ResumeError."""
+    identity = {**_identity(args, config, cuda_available()), "conversations": made}
+    # The load says whether the machine had other work.
+    call = {"load_average": os.getloadavg()}
+    path = args.out / NAME
+    found = store.Store(path, provenance(KIND), identity, _summary(args.modes), call=call, resume=args.resume)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return found
 
 
 @contextmanager

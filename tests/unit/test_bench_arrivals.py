@@ -24,7 +24,7 @@ from zos_sglang.testing.bench.arrivals_load import BUSY_SHARE, Report, body_of, 
 from zos_sglang.testing.bench.arrivals_plot import series
 from zos_sglang.testing.bench.arrivals_run import lane_of
 from zos_sglang.testing.bench.arrivals_stream import Answer, StreamError, payloads, read_answer
-from zos_sglang.testing.bench.arrivals_summary import METRICS, differing_requests, summarise, targets
+from zos_sglang.testing.bench.arrivals_summary import METRICS, summarise, targets
 from zos_sglang.testing.bench.arrivals_table import (
     FIGURES,
     SHOWN,
@@ -32,6 +32,7 @@ from zos_sglang.testing.bench.arrivals_table import (
     ratio_cells,
     row_cells,
 )
+from zos_sglang.testing.bench.paired import differing_requests
 
 # ------------------------------------------------------------------ schedule
 

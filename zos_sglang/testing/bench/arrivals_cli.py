@@ -19,10 +19,11 @@ from zos_sglang.testing.bench.checkpoint import context, vocabulary
 from zos_sglang.testing.bench.client import BenchClient
 from zos_sglang.testing.bench.command import Command, result_flags, say
 from zos_sglang.testing.bench.flags import (
+    graph_flag,
     model_flags,
     modes_of,
-    numbers,
     positive,
+    rates,
     server_flags,
     server_options,
 )
@@ -33,7 +34,6 @@ from zos_sglang.testing.server import cuda_available
 
 #: Mode off is final until a restart, so it cannot take turns.
 SWITCHABLE = tuple(mode for mode in MODES if mode != "off")
-GRAPHS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 #: Positions that a request cannot use.
 _KEPT_BACK = 2
 
@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add = found.add_argument
     add("--modes", type=modes_of(SWITCHABLE, 2), default="stock,resident", help="(stock,resident)")
-    add("--rates", type=_rates, default=(4.0, 16.0, 64.0), help="requests a second (4,16,64)")
+    add("--rates", type=rates, default=(4.0, 16.0, 64.0), help="requests a second (4,16,64)")
     add("--in", dest="prompt", type=positive, default=256, help="tokens of a prompt (256)")
     add("--out-tokens", dest="output", type=positive, default=256, help="tokens of an answer (256)")
     add("--requests", type=positive, default=200, help="requests of a run, at most (200)")
@@ -92,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     )
     model_flags(found)
     server_flags(found)
-    add("--graph-batches", type=numbers, default=GRAPHS, help=f"({','.join(map(str, GRAPHS))})")
+    graph_flag(found)
     result_flags(found)
     return found
 
@@ -202,13 +202,3 @@ def _draw(data: Mapping[str, Any], path: Path) -> None:
     settings = data["settings"]
     title = f"{settings['model']}, {settings['prompt']} tokens in, {settings['output']} out"
     draw(data["summary"], title, path)
-
-
-def _rates(text: str) -> tuple[float, ...]:
-    try:
-        found = tuple(sorted({float(word) for word in text.split(",")}))
-    except ValueError:
-        found = (0.0,)
-    if not found[0] > 0 or found[-1] == float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of rates such as 4,16,64")
-    return found

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zos_sglang.testing.bench.plots import COLOURS, PlotError, keep, pyplot_for
+from zos_sglang.testing.bench.plots import PlotError, keep, pyplot_for, spread_lines
 
 #: Figure, title and unit of each panel.
 PANELS = (
@@ -40,31 +40,7 @@ def draw(summary: Mapping[str, Any], title: str, path: Path) -> None:
         1, len(PANELS), figsize=(width * len(PANELS), height), layout="constrained"
     )
     for panel, (metric, name, unit) in zip(axes, PANELS, strict=True):
-        for mode, points in series(summary["rows"], metric).items():
-            _line(panel, mode, points)
+        spread_lines(panel, series(summary["rows"], metric))
         panel.set(title=name, ylabel=unit, xlabel="requests a second")
-        rates = sorted({row["rate"] for row in summary["rows"]})
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(rates, [f"{rate:g}" for rate in rates])
-        panel.minorticks_off()
-        panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.3)
     axes[0].legend(fontsize="small")
     keep(pyplot, figure, title, path)
-
-
-def _line(panel: Any, mode: str, points: Sequence[tuple[float, Mapping[str, float]]]) -> None:
-    middle = [found["median"] for _, found in points]
-    bars = [
-        [found["median"] - found["min"] for _, found in points],
-        [found["max"] - found["median"] for _, found in points],
-    ]
-    panel.errorbar(
-        [rate for rate, _ in points],
-        middle,
-        yerr=bars,
-        marker="o",
-        capsize=3,
-        color=COLOURS.get(mode),
-        label=mode,
-    )

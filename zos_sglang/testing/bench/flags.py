@@ -16,6 +16,8 @@ from zos_sglang.testing.bench.stats import TooFewSteps
 from zos_sglang.testing.models import ModelError
 from zos_sglang.testing.server import ServerFailed
 
+#: Decode batch sizes that get a CUDA graph where requests come and go.
+GRAPHS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 #: What a command cannot go on after: one line on stderr, exit code 2.
 FAILURES = (ServerFailed, BenchError, ModelError, TooFewSteps, httpx.HTTPError, OSError, ValueError)
 
@@ -37,6 +39,12 @@ def server_flags(parser: argparse.ArgumentParser) -> None:
     add("--prefill-graphs", action="store_true", help="CUDA graphs of prefills, too: a longer start")
     add("--env", action="append", default=[], metavar="K=V", help="for the server; repeatable")
     add("--server-args", default="", help="more flags for the server, as one string")
+
+
+def graph_flag(parser: argparse.ArgumentParser) -> None:
+    """--graph-batches."""
+    found = ",".join(map(str, GRAPHS))
+    parser.add_argument("--graph-batches", type=numbers, default=GRAPHS, help=f"({found})")
 
 
 def json_flag(parser: argparse.ArgumentParser) -> None:
@@ -91,6 +99,17 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return value
+
+
+def rates(text: str) -> tuple[float, ...]:
+    """A type for argparse: requests a second, in order, each once."""
+    try:
+        found = tuple(sorted({float(word) for word in text.split(",")}))
+    except ValueError:
+        found = (0.0,)
+    if not found[0] > 0 or found[-1] == float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of rates such as 4,16,64")
+    return found
 
 
 def pair(text: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,32 @@ def keep(pyplot: Any, figure: Any, title: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def spread_lines(panel: Any, lines: Mapping[str, Sequence[tuple[float, Mapping[str, float]]]]) -> None:
+    """Medians by mode over a logarithmic axis, with bars from the least to the largest repeat.
+
+    `lines` holds pairs (place on the axis, spread over the repeats).
+    """
+    for mode, points in lines.items():
+        middle = [found["median"] for _, found in points]
+        bars = [
+            [found["median"] - found["min"] for _, found in points],
+            [found["max"] - found["median"] for _, found in points],
+        ]
+        panel.errorbar(
+            [place for place, _ in points],
+            middle,
+            yerr=bars,
+            marker="o",
+            capsize=3,
+            color=COLOURS.get(mode),
+            label=mode,
+        )
+    places = sorted({place for points in lines.values() for place, _ in points})
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(places, [f"{place:g}" for place in places])
+    panel.minorticks_off()
+    highest = max((found["max"] for points in lines.values() for _, found in points), default=0)
+    panel.set_ylim(0, 1.1 * highest or 1)
+    panel.grid(alpha=0.3)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zos_sglang.testing.bench.arrivals_summary import value_of
+from zos_sglang.testing.bench.paired import value_of
 from zos_sglang.testing.bench.plots import COLOURS, PlotError, keep, pyplot_for
 
 #: Figure, title and unit of each panel.

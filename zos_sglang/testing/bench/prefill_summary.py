@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from zos_sglang.overlap.guards import PrefillRule, Reason
-from zos_sglang.testing.bench.arrivals_summary import differing_requests, value_of
+from zos_sglang.testing.bench.paired import Run, differing_requests, spread_of, value_of
 from zos_sglang.testing.bench.stats import ratio, spread
 
-Run = Mapping[str, Any]
 #: The runs of one load in one repeat, by contender.
 Repeat = dict[str, Run]
 
@@ -69,8 +68,8 @@ def _row(load: str, rule: str, repeats: Sequence[Repeat]) -> dict[str, Any]:
         "repeats": len(mine),
         "requests": sum(run["requests"] for run in mine),
         "failed": sum(run["failed"] for run in mine),
-        **{metric: _spread(mine, metric) for metric in METRICS},
-        "window_s": _spread(mine, "window_s"),
+        **{metric: spread_of(mine, metric) for metric in METRICS},
+        "window_s": spread_of(mine, "window_s"),
         **{
             f"over_{base}": {metric: compare(repeats, rule, base, metric) for metric in METRICS}
             for base in (NEVER, ALWAYS)
@@ -81,11 +80,6 @@ def _row(load: str, rule: str, repeats: Sequence[Repeat]) -> dict[str, Any]:
         "not_covered": sum(run["covered"] is False for run in mine),
         "answers": _answers(repeats, rule),
     }
-
-
-def _spread(runs: Sequence[Run], metric: str) -> dict[str, float] | None:
-    values = [value for run in runs if (value := value_of(run, metric)) is not None]
-    return spread(values) if values else None
 
 
 def compare(repeats: Sequence[Repeat], rule: str, base: str, metric: str) -> dict[str, Any] | None:

@@ -17,9 +17,9 @@ class LaneAccount:
     were those of requests with a grammar. `masked_steps` had such a row, so their sampling waited for the
     result before; `mask_faults` of them were masked by upstream's code after ours had failed. `h2d_copies`
     are copies from the host to the device while the lane was open; what loading a batch copies is not among
-    them. `faulted` are the faults by step. `floors` are measurements on request: batch size, mean length, microseconds. `refusal` and
-    `departure` are the last ones that no launch has followed yet; who records launches takes them away, and
-    leaves `last_refusal` and `last_departure`.
+    them. `faulted` are the faults by step. `floors` are measurements on request: batch size, mean length,
+    microseconds. `refusal` and `departure` are the last ones that no launch has followed yet; who records
+    launches takes them away, and leaves `last_refusal` and `last_departure`.
     """
 
     opened: int = 0

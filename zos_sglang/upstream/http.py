@@ -49,7 +49,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class UnknownWord(ValueError):
-    """A `zos_mode` that names no mode, a rule or a fault that is none; ``str()`` is the message for people."""
+    """A `zos_mode` that names no mode, a rule or fault that is none; ``str()`` is the message for people."""
 
 
 class ModeNames:

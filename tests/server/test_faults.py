@@ -60,6 +60,7 @@ CASES = [
     Case("advance", "resident", 5),
     Case("reservation", "resident", 2),
     Case("lane-readback", "resident", 5),
+    Case("mask", "resident", 3),
     Case("processing", "resident", 5),
     Case("stream-output", "resident", 3),
     Case("lane-build", "stock", 1, then="resident", early=True),
@@ -99,11 +100,21 @@ def streamed(client: Any, number: int) -> str:
     return f"{texts[-1]} {ended[-1]}"
 
 
+def constrained(client: Any) -> str:
+    """An answer under a grammar: its sampling waits for the result before."""
+    params = {"temperature": 0, "max_new_tokens": 16, "regex": "[a-z]+"}
+    answer = client.http.post("/generate", json={"text": "grammar", "sampling_params": params})
+    answer.raise_for_status()
+    text: str = answer.json()["text"]
+    return text
+
+
 def load(client: Any) -> list[str]:
-    """Answers of a wave and of streams beside it."""
+    """Answers of a wave, with streams and a grammar beside it."""
     with ThreadPoolExecutor(4) as pool:
-        streams = [pool.submit(streamed, client, number) for number in range(3)]
-        return client.wave(8) + [stream.result() for stream in streams]
+        others = [pool.submit(streamed, client, number) for number in range(3)]
+        others.append(pool.submit(constrained, client))
+        return client.wave(8) + [other.result() for other in others]
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +145,8 @@ def afterwards(before: dict[str, Any], zos: dict[str, Any] | None, case: Case) -
         found.append(f"mode {zos['mode']} until the next switch")
     if not zos["own_launch"]:
         found.append(LAUNCHES)
+    if case.point == "mask":
+        found.append("masks of lane steps are SGLang's until a restart")
     if zos["lane"]["refused"].get("closed-for-good", 0) > before["lane"]["refused"].get("closed-for-good", 0):
         found.append(LANE)
     if case.point == "lane-build":

@@ -26,6 +26,7 @@ POINTS = {
     "advance": "a step of the lane, with its advance kernel",
     "reservation": "reserving KV slots for the lane",
     "lane-readback": "queueing the copy of a lane step's tokens to the host",
+    "mask": "filling the masks of the lane's grammars",
     "processing": "reading a result of the lane",
     "stream-output": "finding what of a result of the lane is to be sent",
     "mode-switch": "making the event loop of a mode",

@@ -16,6 +16,7 @@ from zos_sglang.faults.injector import Injector
 from zos_sglang.faults.plan import Fault
 from zos_sglang.resident.capture import Capture
 from zos_sglang.resident.rows import RowTable
+from zos_sglang.upstream.lane_grammar import GrammarMasks
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class FaultPoints:
         runtime._make_loop = self._into_loop(partial(cls._make_loop, runtime))
         # Of objects that come and go, the class.
         self.injector.stand("capture", Capture, "graph_of")
+        self.injector.stand("mask", GrammarMasks, "_fill")
         self.injector.stand("processing", RowTable, "candidates")
         self.injector.stand("stream-output", RowTable, "due")
 
@@ -99,7 +101,7 @@ class FaultPoints:
                 for point, owner, name in (
                     ("judge", lane.port, "table"),
                     ("open", lane.executor, "open"),
-                    ("advance", lane.executor, "step"),
+                    ("advance", lane, "_queue_step"),
                     ("reservation", lane.port, "reserve"),
                     ("lane-readback", lane.readback, "queue"),
                 ):

@@ -145,7 +145,6 @@ class Runtime:
     def restart_loop(self) -> None:
         """Begin our loop anew at the next step boundary, in the mode in effect. Scheduler thread only."""
         assert self.loop is not None
-        self.pending = self.pending or self.mode  # type: ignore[assignment]
         self.loop.switch_requested = True
 
     def request(self, mode: Mode) -> None:

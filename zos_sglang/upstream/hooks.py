@@ -237,7 +237,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook(
         f"{_SCHEDULER}._copy_result_to_cpu",
         "mirror",
-        "zos_sglang.overlap.launch.Launcher._readback",
+        "zos_sglang.overlap.launch.Launcher._hand_on",
         "every stream wait stands in one place",
         "never: part of the launch that we own",
         absent=("0.5.22",),

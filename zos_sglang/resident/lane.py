@@ -121,7 +121,7 @@ class Lane:
         except Exception:
             if self._stepping and not self.may_repeat:
                 raise
-            self._break("open", "could not open")
+            self._break("advance" if self._stepping else "open", "could not open")
             port.uncount_launch(batch)
             self.executor.close()
             self.account.decode_steps += 1

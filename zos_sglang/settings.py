@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from zos_sglang.faults import plan
 from zos_sglang.modes import MODES, Mode
 
 PREFIX = "ZOS_"
@@ -20,12 +21,13 @@ PREFIX = "ZOS_"
 ConsecutivePrefill = Literal["never", "always", "first-token"]
 Wait = Literal["block", "spin"]
 LaneMetadata = Literal["own", "upstream"]
+Faults = Annotated[str, AfterValidator(lambda text: plan.parse(text) is not None and text)]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
 #: What mode `off` would silently ignore. Time-outs, ZOS_WAIT, ZOS_RECORD and ZOS_STRICT are not among them:
 #: going back to stock with ZOS_MODE=off must not need them removed.
-NOT_WITH_OFF = ("consecutive_prefill", "debug_future_map", "trace", "check_ranks")
+NOT_WITH_OFF = ("consecutive_prefill", "debug_future_map", "trace", "check_ranks", "fault")
 
 
 class SettingsError(ValueError):
@@ -123,6 +125,12 @@ class Settings(BaseModel):
         description="Compare what the ranks of a tensor-parallel group decide, so many decisions at a time. "
         "On a difference the log names the first differing field with both values, and the server is "
         "stopped. 0 turns the check off. Modes sync, overlap and resident.",
+    )
+    fault: Faults | None = Field(
+        None,
+        description="Make steps of ours fail, to see that nothing is lost: each at a call of its own, once, "
+        "or with + from then on. For tests only. on: none yet, see docs/reliability.md. Unset: no such code "
+        "runs.",
     )
 
     @classmethod
@@ -233,6 +241,8 @@ def allowed(field: str) -> str:
         return ", ".join(words)
     if is_path(field):
         return "a path"
+    if field == "fault":
+        return plan.allowed()
     if is_switch(field):
         return "0 or 1"
     limits = {type(m).__name__: m for m in Settings.model_fields[field].metadata}
@@ -270,6 +280,8 @@ def as_json(table: Iterable[Row]) -> list[dict[str, Any]]:
 def _kind(field: str) -> str:
     if choices(field):
         return "choice"
+    if field == "fault":
+        return "faults"
     return "switch" if is_switch(field) else "path" if is_path(field) else "number"
 
 

@@ -123,9 +123,19 @@ class FakeDevice:
         return result.delay_sample_func
 
     def relay(self, batch: Batch, rows: Any, result: Result) -> None:
+        self._fault("relay")
+        self.relay_upstream(batch, rows, result)
+        self._fault("relayed")
+
+    def relay_upstream(self, batch: Batch, rows: Any, result: Result) -> None:
         self.scheduler._relay_forward_payload(batch, rows, result)
 
     def readback(self, batch: Batch, result: Result) -> None:
+        self._fault("readback")
+        self.readback_here(batch, result)
+        self._fault("read back")
+
+    def readback_here(self, batch: Batch, result: Result) -> None:
         if self.scheduler.is_generation:
             self.scheduler.copy_to_cpu(result)
 
@@ -150,6 +160,7 @@ class FakeDevice:
         return onto(gpu, gpu.copy, gpu.forward)
 
     def take_read_done(self) -> Any:
+        self._fault("take_read_done")
         worker = self.scheduler.model_worker
         event, worker.shared_read_done_event = worker.shared_read_done_event, None
         return event

@@ -148,6 +148,10 @@ class Executing:
         self.of.say(f"readback {rows}")
         return "home", "event"
 
+    def fetch(self, tokens):
+        self.of.say(f"fetch {tokens}")
+        return "fetched"
+
 
 class Window(SimpleNamespace):
     def __init__(self, steps, recorder):

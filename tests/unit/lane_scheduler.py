@@ -86,6 +86,7 @@ class LaneScheduler(Scheduler):
             _maybe_update_reasoning_tokens=nothing,
             _accept_grammar_tokens=lambda req, token: req.grammar.accept_token(token),
             _handle_finish_state_updated_req=lambda req, *_: self._release(req),
+            process_batch_result_decode=self._process,
         )
         self.publish_load_snapshot = self._record_step_counters = nothing
         self.maybe_send_health_check_signal = nothing
@@ -222,7 +223,11 @@ class LaneScheduler(Scheduler):
     def process_batch_result(self, batch: Any, result: Any) -> None:
         """Upstream's processing; it takes the lane's results too (pause, exit)."""
         self.processed.append(result.serial)
-        result.copy_done.synchronize()
+        self._process(batch, result)
+
+    def _process(self, batch: Any, result: Any) -> None:
+        if result.copy_done is not None:
+            result.copy_done.synchronize()
         if isinstance(result, Result):
             self.gpu.touch(("host tokens", result.serial), "tokens on the host", writes=False)
         tokens = result.host if isinstance(result, Result) else result.next_token_ids.tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -27,6 +28,7 @@ from zos_sglang.overlap.watch import OFF, Watch
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.lane import Lane
 from zos_sglang.resident.readback import Readback
+from zos_sglang.resident.rows import RowTable
 from zos_sglang.upstream import lane_results
 from zos_sglang.upstream.runtime import Runtime
 
@@ -192,10 +194,14 @@ def build(scenario: LaneScenario, gpu: LaneGpu | None = None) -> LaneWorld:
             extra_steps=lane.extra_steps,
             row_ended=lane.row_ended,
             release_waits=lane_port.schedule_waits_for_forward,
+            failed=lane.fail,
         )
     port.lane = lane
     faults = Faults()
     executor.faults = lane_port.pool.faults = faults  # type: ignore[attr-defined]
+    readback.fetch = partial(_fetched, gpu, lane)  # type: ignore[method-assign]
+    lane_port.table = _tables(faults, lane_port.table)  # type: ignore[method-assign]
+    readback.queue = _failing(faults, "readback", readback.queue)  # type: ignore[method-assign]
     return LaneWorld(
         scenario,
         gpu,
@@ -209,6 +215,45 @@ def build(scenario: LaneScenario, gpu: LaneGpu | None = None) -> LaneWorld:
         faults,
         lane_account,
     )
+
+
+def _failing(faults: Faults, word: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def failing(*args: Any) -> Any:
+        faults(word)
+        return call(*args)
+
+    return failing
+
+
+def _tables(faults: Faults, make: Callable[..., RowTable]) -> Callable[..., RowTable]:
+    """`make`, whose tables may fail to come and to answer."""
+
+    class Failing(RowTable):
+        __slots__ = ()
+
+        def candidates(self, step: int, tokens: Any) -> set[int]:
+            faults("read")
+            return super().candidates(step, tokens)
+
+        def due(self, step: int) -> tuple[int, ...]:
+            faults("due")
+            return super().due(step)
+
+    def table(batch: Any, pending: Any) -> RowTable:
+        faults("table")
+        made = make(batch, pending)
+        made.__class__ = Failing
+        return made
+
+    return table
+
+
+def _fetched(gpu: LaneGpu, lane: Lane, tokens: Any) -> Any:
+    """What `Readback.fetch` does: a copy on the current stream, waited for."""
+    gpu.current.run_until(gpu.current.queued)
+    assert lane.table is not None
+    values = list(gpu.load(tokens.address, len(lane.table), "newest tokens"))
+    return SimpleNamespace(tolist=lambda: values)
 
 
 def simulate(scenario: LaneScenario) -> LaneWorld:

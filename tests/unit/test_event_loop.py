@@ -187,6 +187,23 @@ def test_the_mode_after_a_switch_begins_with_the_selection():
     assert log[0] == "select" and log.count("intake") == 1
 
 
+def test_a_barrier_that_fails_is_a_coarse_one(caplog):
+    loop, log = loop_over(["A", "B", None])
+    loop.launcher.streams.war_barrier = lambda *_, **__: 1 / 0
+    loop.launcher.streams.schedule_waits_for_forward = lambda: log.append("waits for all")
+    loop.run()
+    assert log.count("waits for all") == 2 and loop.account.faults == {"barrier": 2}
+    assert caplog.text.count("ZeroDivisionError") == 1
+
+
+def test_a_copy_of_a_batch_that_fails_is_upstreams_copy_from_then_on(caplog):
+    (loop, log), tries = loop_over(["A", "B", None]), []
+    loop.snapshot = lambda batch: tries.append(batch) or 1 / 0
+    loop.run()
+    assert [line for line in log if line.startswith("process")] == ["process A' a", "process B' b"]
+    assert len(tries) == 1 and loop.account.faults == {"snapshot": 1}
+
+
 def test_a_failing_guard_means_no_overlap_and_is_logged_once(caplog):
     loop, log = loop_over("AB")
 

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from zos_sglang.faults.plan import Fault, to_code
 from zos_sglang.modes import MODE_CODES, RULE_CODES
 from zos_sglang.upstream import http
 from zos_sglang.upstream.http import ModeNames, install
@@ -94,6 +95,25 @@ def test_a_refused_rule_becomes_400_and_names_the_rule():
     reply = Backend((False,)).send({"server_args": {"zos_consecutive_prefill": "always"}})
     assert reply.status_code == 400
     assert "the consecutive-prefill rule always; it keeps the rule" in reply.json()["error"]["message"]
+
+
+def test_a_fault_in_words_reaches_the_scheduler_as_its_number():
+    backend = Backend()
+    reply = backend.send({"rid": "7", "server_args": {"zos_fault": "advance:5+", "zos_mode": "stock"}})
+    assert (reply.status_code, reply.json()) == (200, [True])
+    code = to_code(Fault("advance", 5, always=True))
+    assert json.loads(backend.bodies[0]) == {"rid": "7", "server_args": {"zos_fault": code, "zos_mode": 2}}
+    backend.send({"server_args": {"zos_fault": "on"}})
+    assert json.loads(backend.bodies[1]) == {"server_args": {"zos_fault": 0}}
+    assert [int(h["content-length"]) for h in backend.headers] == [len(body) for body in backend.bodies]
+
+
+@pytest.mark.parametrize("words", ["lauch", "launch:0", "launch:1,relay:2", ""])
+def test_words_that_are_no_fault_are_answered_with_400_and_never_reach_the_scheduler(words):
+    backend = Backend()
+    reply = backend.send({"server_args": {"zos_fault": words}})
+    assert reply.status_code == 400 and "zos_fault: " in reply.json()["error"]["message"]
+    assert backend.bodies == []
 
 
 @pytest.mark.parametrize("mode", ["overlpa", "", "OVERLAP", 7, -1, 2.5, True, None, ["stock"]])

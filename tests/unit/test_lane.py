@@ -360,6 +360,43 @@ def test_a_failed_step_is_not_counted_as_launched_or_used(world):
     assert world.account.steps == 2
 
 
+def test_a_step_whose_readback_fails_is_fetched_not_repeated_and_the_lane_closes_behind_it(world):
+    opened(world)
+    world.port.fails = {"readback 2"}
+    result = world.lane.ride()
+    assert (result.step, result.tokens, result.arrived) == (2, "fetched", None)
+    assert world.port.log[-3:] == ["[", "fetch tokens 2", "]"] and world.lane.is_open
+    world.lane.settle()
+    assert not world.lane.is_open and world.port.log[-1] == "write back 1"
+    assert world.account.report()["left"] == {"fault": 1} and world.account.faulted == {"readback": 1}
+
+
+def test_a_first_step_whose_readback_fails_is_fetched_too(world):
+    world.port.fails = {"readback 1"}
+    assert world.lane.enter(batch_of(9), None).tokens == "fetched"
+    world.lane.settle()
+    assert not world.lane.is_open and world.account.steps == 1
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_result_that_could_not_be_processed_ends_the_reservation_and_the_lane(world, is_open, caplog):
+    if is_open:
+        opened(world)
+        world.lane.ride()
+    mark = len(world.port.log)
+    for _ in range(2):
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            world.lane.fail("processing", "could not read a result")
+    wanted = ["schedule waits", "give back 3", "lengths +1 +0", "schedule waits", "lengths +0 +0"]
+    assert world.port.since(mark) == (wanted if is_open else [])
+    world.lane.settle()
+    assert not world.lane.is_open and not world.lane.is_sound
+    assert world.account.report()["left"] == ({"fault": 1} if is_open else {})
+    assert world.account.faulted == {"processing": 2} and caplog.text.count("it stays closed") == 1
+
+
 def test_after_a_fault_the_lane_stays_closed_and_says_so(world, caplog):
     opened(world)
     world.port.fails = {"step"}

@@ -145,6 +145,10 @@ FAULTS = {
     "refresh": "at the first reservation",
     "take": "with room for a window, before its slots are taken",
     "write": "with the slots taken, before they are written",
+    "table": "while a batch is judged",
+    "readback": "with the step queued, before its copy to the host",
+    "read": "with the result on the host, before a row has its token",
+    "due": "with every row's token appended, before anything is sent",
 }
 
 

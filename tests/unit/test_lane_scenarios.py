@@ -10,6 +10,7 @@ from tests.unit.fake_batch import VOCABULARY, Mode
 from tests.unit.lane_fakes import LaneSpec, ends, right_answer
 from tests.unit.lane_simulation import LaneLimits, LaneScenario, build, simulate, submit
 from tests.unit.test_lane_mutations import OTHER, TEXT, ending_after, long
+from tests.unit.test_lane_properties import FAULTS
 from tests.unit.virtual_gpu import EARLY, LATE, RANDOM
 from zos_sglang.resident.eligibility import Departure, Refusal
 
@@ -235,7 +236,7 @@ def test_a_request_ends_in_the_lane_for_upstreams_reasons(why, more):
 
 
 @BOTH
-@pytest.mark.parametrize("where", ["open", "opened", "step", "stepped", "refresh", "take", "write"])
+@pytest.mark.parametrize("where", [*FAULTS])
 def test_whatever_fails_the_answers_are_right_and_the_lane_is_not_entered_again(where, graphs):
     specs = [long(rid, TEXT[:6], 12 + 5 * rid) for rid in range(3)]
     world = build(LaneScenario(submit(*specs), LaneLimits(chunk=64, graphs=graphs), "schedule"))
@@ -244,7 +245,7 @@ def test_whatever_fails_the_answers_are_right_and_the_lane_is_not_entered_again(
     account = world.lane_account
     assert account.faults == 1 and account.refused[Refusal.CLOSED_FOR_GOOD] > 0
     assert account.opened == sum(account.left.values())
-    assert account.left[Departure.FAULT] == (where not in ("open", "opened"))
+    assert account.left[Departure.FAULT] == (where not in ("open", "opened", "table"))
 
 
 def test_a_fault_in_the_very_first_step_leaves_the_launch_to_the_ordinary_path():

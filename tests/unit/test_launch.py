@@ -65,8 +65,15 @@ class Device:
         assert rows == "rows"
         self._did("relay")
 
+    def relay_upstream(self, batch, rows, result):
+        assert rows == "rows"
+        self._did("relay upstream")
+
     def readback(self, batch, result):
         self._did("readback")
+
+    def readback_here(self, batch, result):
+        self._did("readback here")
 
     def hold_sample(self, rows, result):
         result.future_indices = rows
@@ -158,7 +165,26 @@ def test_a_failure_before_the_forward_hands_this_and_every_later_launch_to_upstr
     assert len(said) == 1 and f"{where} failed" in said[0].exc_text
 
 
-@pytest.mark.parametrize("where", ["forward", "relay", "readback", "finish"])
+@pytest.mark.parametrize("delayed", [False, True])
+@pytest.mark.parametrize(
+    ("where", "instead"),
+    [("relay", ["relay upstream"]), ("readback", ["forward waits for copy", "readback here"])],
+)
+def test_after_a_forward_that_ran_the_rest_is_done_upstreams_way(log, where, instead, delayed, caplog):
+    it, batch = launcher(log, fails=where, delayed=delayed), Batch()
+    result = it.launch(batch)
+    it.sample_delayed(batch, result)
+    at = log.index(where)
+    assert log[at + 1 : at + 1 + len(instead)] == instead
+    assert log.count("forward") == 1 and "undo_prepare" not in log
+    assert result.sample is None, "sampled in the end"
+    log.clear()
+    assert it.launch(Batch()) == "upstream result", "and so is every later launch"
+    assert it.account.faults == {where: 1} and it.account.paths["fallbacks"] == 1
+    assert [r.levelno for r in caplog.records] == [logging.ERROR] and f"{where} failed" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["forward", "finish"])
 def test_a_failure_from_the_forward_on_is_not_repeated(log, where):
     it, batch = launcher(log, fails=where), Batch()
     own = batch.sampling_info

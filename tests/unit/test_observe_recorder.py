@@ -511,7 +511,7 @@ def test_totals_say_what_the_records_say(clocks: Clocks) -> None:
 # ---------------------------------------------------------------- faults
 
 
-@pytest.mark.parametrize("where", ["facts", "gpu", "sink", "query"])
+@pytest.mark.parametrize("where", ["facts", "gpu", "query"])
 def test_a_fault_is_logged_once_and_never_costs_a_step(
     clocks: Clocks, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -520,8 +520,6 @@ def test_a_fault_is_logged_once_and_never_costs_a_step(
 
     swapped: list[int] = []
     it = new_recorder(on_fault=lambda: swapped.append(1), **({"facts": fail} if where == "facts" else {}))
-    if where == "sink":
-        it.sinks.append(fail)
     event = Event(clocks)
     if where == "query":
         event.query = fail  # type: ignore[method-assign]
@@ -540,6 +538,28 @@ def test_a_fault_is_logged_once_and_never_costs_a_step(
     assert swapped and it.faults == len(swapped)
     said = [r for r in caplog.records if r.levelno == logging.ERROR]
     assert len(said) == 1 and "recording failed" in said[0].getMessage()
+
+
+def test_a_sink_that_fails_gets_no_more_and_costs_neither_the_records_nor_the_other_sinks(
+    clocks: Clocks, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls, seen, swapped = [], [], []
+
+    def fail(records: Any) -> None:
+        calls.append(len(records))
+        raise ValueError("broken")
+
+    it = new_recorder(on_fault=lambda: swapped.append(1))
+    it.sinks += [fail, lambda records: seen.extend(records["step"].tolist())]
+    for _ in range(3):
+        steps(it, clocks, 4)
+        clocks.sleep(2_000_000_000)
+        it.flush()
+    it.close()
+    assert len(calls) == 1 and seen == list(range(1, 13)) and not swapped
+    assert it.sink_faults == {"fail": 1} and it.faults == 0
+    (said,) = [r for r in caplog.records if r.levelno == logging.ERROR]
+    assert "not handed on any more to fail" in said.getMessage()
 
 
 def lose_rows(it: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,22 +288,33 @@ def test_a_further_trace_of_a_process_leaves_the_first_alone(tmp_path: Path, ran
     assert len(read(tmp_path / second).records) == 5
 
 
-def test_a_disk_fault_ends_the_trace_and_never_reaches_the_scheduler(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (ValueError("no such name"), "ValueError: no such name"),
+    ],
+)
+def test_a_fault_of_the_disk_or_of_ours_ends_the_trace_and_never_reaches_the_scheduler(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Exception,
+    told: str,
 ) -> None:
     made = steady(8, gpu=2, cpu=1)
     sink = TraceSink(tmp_path / "t.json", 10**8, {}, "scheduler 0")
     sink(made[:4])
 
     def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
+        raise fault
 
     with monkeypatch.context() as patch:
         patch.setattr("os.pwrite", full)
         sink(made[4:])
     sink(made)
     sink.close()
-    assert caplog.text.count("No space left on device") == 1
+    assert caplog.text.count(told) == 1 and sink.faults == 1
 
 
 def test_a_traced_step_is_about_as_large_as_planned(tmp_path: Path) -> None:

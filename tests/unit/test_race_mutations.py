@@ -94,7 +94,7 @@ LOOP = {
     ),
     "readback: copy waits for forward": Mutation(
         plain,
-        out_of(Launcher, "_readback", Streams, "copy_waits_for_forward"),
+        out_of(Launcher, "_hand_on", Streams, "copy_waits_for_forward"),
         "copy",
         ("forward", "copy"),
         "block",
@@ -277,6 +277,31 @@ def test_a_barrier_put_off_until_the_result_before_is_processed_is_still_a_barri
         assert "write 'shared buffer' on schedule" in world.gpu.detector.report()
 
 
+def test_a_readback_after_one_that_failed_halfway_waits_for_what_that_one_queued(monkeypatch):
+    for taken_out in (False, True):
+        if taken_out:
+            monkeypatch.setattr(Streams, "forward_waits_for_copy", lambda _: None)
+        with async_gpu.core(plain("forward")) as world:
+            world.device.faults["read back"] = 3
+            right, said = outcome(world), world.gpu.detector.report()
+            assert world.account.faults == {"readback": 1}
+            assert ("host tokens" in said) is taken_out and (right or taken_out)
+
+
+def test_a_result_left_to_upstream_waits_for_the_step_that_reads_what_it_may_write(monkeypatch):
+    """Upstream releases rows that end, which writes the page table; the lane's own processing waits then."""
+    for taken_out in (False, True):
+        if taken_out:
+            out_of(Lane, "fail", Streams, "war_barrier", Barrier.OFF)(monkeypatch)
+        found = []
+        for call in range(1, 12):
+            with async_gpu.lane(reused_row("schedule")) as world:
+                world.faults.at["read"] = call
+                outcome(world)
+                found += [str(race) for race in world.gpu.detector.races]
+        assert bool(found) is taken_out
+
+
 def test_two_slots_of_the_ring_would_do(monkeypatch):
     """The third one is a margin: the host waits for step N before it launches step N + 2."""
     monkeypatch.setattr(readback, "SMALLEST_DEPTH", 1)
@@ -289,6 +314,7 @@ def test_a_wait_that_is_added_to_the_streams_is_to_be_added_here():
     waits = {name for name in vars(Streams) if "wait" in name or name == "war_barrier"}
     assert waits == {
         "forward_waits_for_schedule",
+        "forward_waits_for_copy",
         "copy_waits_for_forward",
         "schedule_waits_for_forward",
         "war_barrier",

@@ -19,6 +19,7 @@ class Gather:
 
     def __init__(self, sink: Callable[[np.ndarray], None]) -> None:
         self.sink = sink
+        self.__name__ = getattr(sink, "__name__", type(sink).__name__)
         self._held: list[np.ndarray] = []
         self._count = 0
         self._due_at = now() + DUE_NS

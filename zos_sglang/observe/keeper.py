@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns as now
@@ -16,10 +17,17 @@ from zos_sglang.observe.tape import blank, stamps_of
 from zos_sglang.observe.totals import Totals
 from zos_sglang.observe.wait import WaitClock
 
+logger = logging.getLogger(__name__)
+
 #: Records are handed on when so many wait; where somebody takes them, also when so much time has passed (ns).
 DUE, DUE_NS, NEVER_NS = 1024, 1_000_000_000, 1 << 62
 #: Rows between two looks at them: enough for what a look costs by itself to be little a step.
 SETTLED = 128
+
+
+def name_of(sink: object) -> str:
+    """A sink as people see it."""
+    return str(getattr(sink, "__name__", type(sink).__name__))
 
 
 class Keeper:
@@ -34,6 +42,7 @@ class Keeper:
     # Slots, not a dict: with this many fields an attribute costs half.
     __slots__ = (
         *("ring", "gpu", "asynchronous", "totals", "sinks", "due_at", "flush_ns", "launches", "open"),
+        *("faults", "sink_faults"),
         *(
             "unseen",
             "rows",
@@ -54,6 +63,9 @@ class Keeper:
         self.totals = Totals()
         #: Take complete records of dtype `STEP`, in order, each one once; once a second also none.
         self.sinks: list[Callable[[np.ndarray], None]] = []
+        #: Faults of recording; and, not among them, of sinks by name, each taken out for its own.
+        self.faults = 0
+        self.sink_faults: dict[str, int] = {}
         self.due = DUE
         self.due_at = 0
         #: Thread CPU spent on settling and handing on, ns.
@@ -159,5 +171,11 @@ class Keeper:
             self.totals.add(records)
         self._unflushed = 0
         self.due_at = now() + (DUE_NS if self.sinks else NEVER_NS)
-        for sink in self.sinks:
-            sink(records)
+        for sink in self.sinks[:]:
+            try:
+                sink(records)
+            except Exception:
+                # One reader's fault is neither the recorder's nor the other readers'.
+                self.sinks.remove(sink)
+                self.sink_faults[name_of(sink)] = self.sink_faults.get(name_of(sink), 0) + 1
+                logger.exception("zos-sglang: records are not handed on any more to %s", name_of(sink))

@@ -43,7 +43,7 @@ class Ledger(Keeper):
     """
 
     __slots__ = (
-        *("on_fault", "faults", "after", "_detail", "_flags", "_fresh", "_cpu", "_stop"),
+        *("on_fault", "stopped", "after", "_detail", "_flags", "_fresh", "_cpu", "_stop"),
         *("_armed", "_unknown", "_newest"),
     )
 
@@ -52,7 +52,8 @@ class Ledger(Keeper):
     ) -> None:
         super().__init__(ring, gpu, asynchronous)
         self.on_fault = on_fault
-        self.faults = 0
+        #: Whether recording has failed and was said to have.
+        self.stopped = False
         #: Called at the end of every iteration.
         self.after: Callable[[], None] | None = None
         self._detail = False
@@ -257,7 +258,8 @@ class Ledger(Keeper):
     def fault(self) -> None:
         """Recording failed: say so once, and let the scheduler go on without."""
         self.faults += 1
-        if self.faults == 1:
+        if not self.stopped:
+            self.stopped = True
             logger.exception("zos-sglang: recording failed; steps are not recorded from here on")
         self._armed = False
         self.on_fault()

@@ -61,8 +61,8 @@ def file_of(trace: str, rank: int | str) -> Path:
 class TraceSink:
     """A callable that takes records of dtype `STEP`, in order, as they become complete.
 
-    What it has been given is in the file when the call returns. A fault of the disk ends the trace with one
-    line in the log; it never reaches the scheduler.
+    What it has been given is in the file when the call returns. A fault, of the disk or of ours, ends the
+    trace with one line in the log; it never reaches the scheduler.
 
     Args:
         path: replaced if it is there.
@@ -81,6 +81,7 @@ class TraceSink:
         )
         self._newest = 0
         self._busy = False
+        self.faults = 0
         #: Called first when SIGTERM ends the process: whatever hands over the records still held back.
         self.before_end: Callable[[], None] | None = None
         self._installed = _on_sigterm(self._terminated)
@@ -94,10 +95,17 @@ class TraceSink:
         try:
             self._take(self._file, records[records["step"] > self._newest])
         except OSError as error:
-            logger.error("zos-sglang: the trace %s ends: %s", self._file.path, error.strerror)
-            self._let_go()
+            self._failed(error.strerror)
+        except Exception as error:
+            self._failed(f"{type(error).__name__}: {error}")
         finally:
             self._busy = False
+
+    def _failed(self, why: object) -> None:
+        assert self._file is not None
+        self.faults += 1
+        logger.error("zos-sglang: the trace %s ends: %s", self._file.path, why)
+        self._let_go()
 
     def _take(self, file: TraceFile, records: np.ndarray) -> None:
         for begin in range(0, len(records), STEPS):

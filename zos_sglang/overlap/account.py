@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import Any
 
 from zos_sglang.overlap.guards import Reason
 from zos_sglang.overlap.protocols import Batch
+
+logger = logging.getLogger(__name__)
 
 #: Paths and events worth counting, in the order they are reported.
 PATHS = (
@@ -41,13 +44,15 @@ REMEMBERED = 16
 class Account:
     """Counts since the start of the server. Written by the scheduler thread only."""
 
-    __slots__ = ("decisions", "paths", "reasons")
+    __slots__ = ("decisions", "faults", "paths", "reasons")
 
     def __init__(self) -> None:
         # Dicts with all keys present: counting is one lookup by an interned key, and never allocates.
         self.reasons: dict[Reason, int] = dict.fromkeys(Reason, 0)
         self.paths: dict[str, int] = dict.fromkeys(PATHS, 0)
         self.decisions: deque[tuple[int, Reason]] = deque(maxlen=REMEMBERED)
+        #: Faults of ours that something else took over for, by the name of the step.
+        self.faults: dict[str, int] = {}
 
     def decided(self, launch: int, reason: Reason) -> None:
         self.reasons[reason] += 1
@@ -55,6 +60,13 @@ class Account:
 
     def passed(self, path: str, times: int = 1) -> None:
         self.paths[path] += times
+
+    def fell_back(self, step: str, takes_over: str) -> None:
+        """Count a fault of ours that costs no request, and log the first of each step. Where it is caught."""
+        self.paths["fallbacks"] += 1
+        self.faults[step] = self.faults.get(step, 0) + 1
+        if self.faults[step] == 1:
+            logger.exception("zos-sglang: %s failed; %s", step, takes_over)
 
     def launched(self, batch: Batch) -> None:
         """Count the kind of a launch."""

@@ -8,14 +8,13 @@ this batch and the last one are both empty. Upstream's counterpart is `Scheduler
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from enum import Enum
 from time import perf_counter_ns as now
 from typing import Any
 
 from zos_sglang.overlap.account import Account
-from zos_sglang.overlap.guards import GUARD_FAILED, OverlapDecision, Reason
+from zos_sglang.overlap.guards import DUE_MARK, GUARD_FAILED, OverlapDecision, Reason
 from zos_sglang.overlap.launch import Launcher
 from zos_sglang.overlap.protocols import Batch, Decisions, Lane, SchedulerPort
 from zos_sglang.overlap.result_queue import ResultQueue
@@ -33,10 +32,16 @@ from zos_sglang.overlap.watch import (
     Watch,
 )
 
-logger = logging.getLogger(__name__)
-
 #: Looking a member up costs a call, once a step.
 _OVERLAPPED = Reason.OVERLAPPED
+
+
+def copied(batch: Any) -> Any:
+    """Upstream's own copy of a batch, with the mark of the ranks' exchange, which belongs to the launch."""
+    new = batch.copy()
+    if hasattr(batch, DUE_MARK):
+        setattr(new, DUE_MARK, getattr(batch, DUE_MARK))
+    return new
 
 
 class Ended(Enum):
@@ -71,7 +76,7 @@ class EventLoop:
         decide: Callable[[Batch, Any], OverlapDecision],
         account: Account,
         *,
-        snapshot: Callable[[Any], Any] = lambda batch: batch.copy(),
+        snapshot: Callable[[Any], Any] = copied,
         lane: Lane | None = None,
         sync: bool = False,
         late_barrier: bool = False,
@@ -222,9 +227,7 @@ class EventLoop:
             decision = self.decide(batch, pending)
         except Exception:
             # Not to overlap is always right, if slower: the grammar guard protects answers.
-            if not self.account.paths["fallbacks"]:
-                logger.exception("zos-sglang: a guard failed; such launches do not overlap")
-            self.account.passed("fallbacks")
+            self.account.fell_back("guard", "such launches do not overlap")
             decision = GUARD_FAILED
         self.launches += 1
         self.account.decided(self.launches, decision.reason)
@@ -240,8 +243,13 @@ class EventLoop:
         else:
             launcher = self.launcher
             result = launcher.launch(batch)
-            read_done = launcher.device.take_read_done()
-            barrier = launcher.streams.war_barrier(read_done, defer_coarse=self.late_barrier)
+            try:
+                read_done = launcher.device.take_read_done()
+                barrier = launcher.streams.war_barrier(read_done, defer_coarse=self.late_barrier)
+            except Exception:
+                self.account.fell_back("barrier", "that launch waits for all of the forward")
+                launcher.streams.schedule_waits_for_forward()
+                barrier = Barrier.OFF
             self._barrier_owed = self.late_barrier and barrier is Barrier.COARSE
             self.account.passed(barrier.value)
             self._queue(batch, result, OUTSIDE, reason, barrier)
@@ -252,4 +260,10 @@ class EventLoop:
         if watch.stamps is not None:
             watch.launched(batch, result, ride, reason, len(self.queue), barrier)
         self.account.launched(batch)
-        self.queue.append((self.snapshot(batch), result))
+        try:
+            snapshot = self.snapshot(batch)
+        except Exception:
+            self.account.fell_back("snapshot", "upstream's own copy of a batch is made")
+            self.snapshot = copied
+            snapshot = copied(batch)
+        self.queue.append((snapshot, result))

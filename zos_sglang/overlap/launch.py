@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from time import perf_counter_ns as now
 from typing import Any
 
@@ -13,11 +12,13 @@ from zos_sglang.overlap.row_ledger import RowLedgerError
 from zos_sglang.overlap.streams import Streams
 from zos_sglang.overlap.watch import OFF, READING_NS, SAMPLED, Watch
 
-logger = logging.getLogger(__name__)
-
 
 class Launcher:
     """Owns the order of one launch. State: the pins, and whether our launch is still trusted.
+
+    After a fault of ours every later launch is upstream's. The one that failed too, if its forward was not
+    entered; a forward that ran is not repeated, and what is left to do for it is done upstream's way. A
+    forward that fails is the model's own error: as in stock, the process reports it and ends.
 
     Args:
         device: the forward's side.
@@ -64,10 +65,8 @@ class Launcher:
             raise  # debug mode found a wrong input; upstream's launch would run on it
         except Exception:
             if self._forward_entered:
-                raise  # the model's own error: as in stock, the process reports it and ends
-            logger.exception("zos-sglang: our launch failed before the forward; upstream's launch takes over")
-            self.own = False
-            self.account.passed("fallbacks")
+                raise
+            self._fell_back("launch")
             self.device.undo_prepare(batch)
             return self.port.launch_upstream(batch)
 
@@ -84,8 +83,7 @@ class Launcher:
                 rows = batch.req_pool_indices
                 result = device.forward(batch, rows)
                 if device.delayed_sample(result) is None:
-                    device.relay(batch, rows, result)
-                    self._readback(batch, result)
+                    self._hand_on(batch, rows, result)
                 else:
                     device.hold_sample(rows, result)
         device.finish(batch, rows, result)
@@ -102,12 +100,18 @@ class Launcher:
             # The mask was filled on the schedule stream after the result before was processed.
             self.streams.forward_waits_for_schedule()
             sample()
-            self.device.relay(batch, result.future_indices, result)
-            self._readback(batch, result)
+            self._hand_on(batch, result.future_indices, result)
         self.device.release_sample(result)
         self.watch.depended()
 
-    def _readback(self, batch: Batch, result: Any) -> None:
+    def _hand_on(self, batch: Batch, rows: Any, result: Any) -> None:
+        """The sample to the next step and to the host; on the forward stream."""
+        device = self.device
+        try:
+            device.relay(batch, rows, result)
+        except Exception:
+            self._fell_back("relay")
+            device.relay_upstream(batch, rows, result)
         watch = self.watch
         stamps = watch.stamps
         begun = 0
@@ -115,10 +119,20 @@ class Launcher:
             if stamps[SAMPLED]:
                 watch.reading_back()
             begun = now()
-        self.streams.copy_waits_for_forward()
-        with self.device.copy_context():
-            self.device.readback(batch, result)
+        try:
+            self.streams.copy_waits_for_forward()
+            with device.copy_context():
+                device.readback(batch, result)
+        except Exception:
+            self._fell_back("readback")
+            # Slower, but it takes nothing that may have failed: upstream's call, right behind the forward.
+            self.streams.forward_waits_for_copy()
+            device.readback_here(batch, result)
         if stamps is not None:
             stamps[READING_NS] += now() - begun
             if stamps[SAMPLED]:
                 watch.read_back()
+
+    def _fell_back(self, step: str) -> None:
+        self.own = False
+        self.account.fell_back(step, "upstream's launch takes over")

@@ -49,8 +49,14 @@ class Device(Protocol):
     def relay(self, batch: Batch, rows: Any, result: Any) -> None:
         """Write the sampled tokens to the future map's `rows`, on the forward stream."""
 
+    def relay_upstream(self, batch: Batch, rows: Any, result: Any) -> None:
+        """The same by upstream's own call, after a fault of ours."""
+
     def readback(self, batch: Batch, result: Any) -> None:
         """Queue the copy to the host on the copy stream, which waits for the forward already."""
+
+    def readback_here(self, batch: Batch, result: Any) -> None:
+        """The same by upstream's own call on the current stream, after a fault of ours."""
 
     def hold_sample(self, rows: Any, result: Any) -> None:
         """Remember in which rows of the future map a delayed sample belongs."""

@@ -6,7 +6,8 @@
 - `war_barrier`: the schedule stream waits for the forward's last read of shared buffers, before the next
   batch overwrites them (write after read).
 
-Nothing ever waits for the copy stream on the device; the host waits for each result's own event.
+Nothing else ever waits for the copy stream on the device; the host waits for each result's own event. After
+a fault of ours `forward_waits_for_copy` keeps a readback that begins anew behind what the failed one queued.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ class Streams:
 
     def copy_waits_for_forward(self) -> None:
         self.copy.wait_stream(self.forward)
+
+    def forward_waits_for_copy(self) -> None:
+        self.forward.wait_stream(self.copy)
 
     def war_barrier(self, read_done: Any, *, defer_coarse: bool = False) -> Barrier:
         """Keep later writes of the schedule stream behind the forward's reads of shared buffers.

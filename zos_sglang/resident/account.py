@@ -17,9 +17,9 @@ class LaneAccount:
     were those of requests with a grammar. `masked_steps` had such a row, so their sampling waited for the
     result before; `mask_faults` of them were masked by upstream's code after ours had failed. `h2d_copies`
     are copies from the host to the device while the lane was open; what loading a batch copies is not among
-    them. `floors` are measurements on request: batch size, mean length, microseconds. `refusal` and
-    `departure` are the last ones that no launch has followed yet; who records launches takes them away, and
-    leaves `last_refusal` and `last_departure`.
+    them. `faulted` are the faults by step. `floors` are measurements on request: batch size, mean length,
+    microseconds. `refusal` and `departure` are the last ones that no launch has followed yet; who records
+    launches takes them away, and leaves `last_refusal` and `last_departure`.
     """
 
     opened: int = 0
@@ -32,6 +32,7 @@ class LaneAccount:
     mask_faults: int = 0
     windows: int = 0
     faults: int = 0
+    faulted: dict[str, int] = field(default_factory=dict)
     h2d_copies: int = 0
     device_bytes: int = 0
     pinned_bytes: int = 0
@@ -42,6 +43,11 @@ class LaneAccount:
     departure: Departure | None = None
     last_refusal: Refusal | None = None
     last_departure: Departure | None = None
+
+    def fault(self, step: str, times: int = 1) -> None:
+        """Count a fault of ours in this step."""
+        self.faults += times
+        self.faulted[step] = self.faulted.get(step, 0) + times
 
     def report(self) -> dict[str, Any]:
         """Plain numbers for `/server_info`; reasons that never occurred are left out."""

@@ -48,24 +48,31 @@ class Capture:
             self._stream = torch.cuda.Stream()
         for _ in range(WARM_UPS):
             work()
-        graph = torch.cuda.CUDAGraph()
         try:
-            # Captured while serving: other threads may use CUDA meanwhile.
-            with (
-                no_collection(),
-                torch.cuda.graph(
-                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-                ),
-            ):
-                work()
+            graph = self.graph_of(work)
         except Exception:
-            logger.warning("zos-sglang: %s cannot be captured and runs eagerly", what, exc_info=True)
+            # What fails for one size mostly fails for all: one traceback is enough.
+            logger.warning(
+                "zos-sglang: %s cannot be captured and runs eagerly", what, exc_info=not self.failures
+            )
             self.failures += 1
             # A pool that a capture died in is not used again.
             self._pool = torch.cuda.graph_pool_handle()
             return work
         self.graphs += 1
-        return graph.replay
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def graph_of(self, work: Callable[[], None]) -> Any:
+        """`work` as a CUDA graph. Raises whatever ends a capture."""
+        graph = torch.cuda.CUDAGraph()
+        # Captured while serving: other threads may use CUDA meanwhile.
+        with (
+            no_collection(),
+            torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
+        ):
+            work()
+        return graph
 
 
 @contextmanager

@@ -3,7 +3,7 @@
     enter     upstream selected the running decode batch and prepared a step: it is the lane's first
     ride      intake, one more step; or it closes, because something arrived or no slots can be had
     sample    after a result was processed: samples the step just launched, if its sampling waited for that
-    settle    closes if a row ended or reached its length limit
+    settle    closes if a row ended or reached its length limit, or after a fault
 
 Closing gives back what was reserved and leaves the batch as the ordinary loop would have left it, with at
 most one result under way. The next selection then sees exactly stock's state, and the lane may open on its
@@ -93,7 +93,7 @@ class Lane:
             refusal = self._refuses(batch)
             table = self.port.table(batch, pending) if refusal is None else None
         except Exception:
-            self._break("could not judge a batch")
+            self._break("judge", "could not judge a batch")
             refusal, table = Refusal.CLOSED_FOR_GOOD, None
         if table is not None:
             return self._open(batch, table, pending)
@@ -121,7 +121,7 @@ class Lane:
         except Exception:
             if self._stepping and not self.may_repeat:
                 raise
-            self._break("could not open")
+            self._break("advance" if self._stepping else "open", "could not open")
             port.uncount_launch(batch)
             self.executor.close()
             self.account.decode_steps += 1
@@ -168,7 +168,7 @@ class Lane:
         try:
             room = self._has_slots()
         except Exception:
-            self._break("could not reserve slots")
+            self._break("reservation", "could not reserve slots")
             self.close(Departure.FAULT)
             return None
         if not room:
@@ -196,7 +196,7 @@ class Lane:
         except Exception:
             if self._stepping and not self.may_repeat:
                 raise
-            self._break("a step failed")
+            self._break("advance", "could not make a step")
             port.uncount_launch(self.batch)
             self.close(Departure.FAULT)
             return None
@@ -275,12 +275,21 @@ class Lane:
             if stamps[SAMPLED]:
                 watch.reading_back()
             begun = now()
-        tokens, arrived = self.readback.queue(rows)
+        try:
+            tokens, arrived = self.readback.queue(rows)
+        except Exception:
+            self._break("readback", "could not queue a readback")
+            tokens, arrived = self._fetch(), None
         if stamps is not None:
             stamps[READING_NS] += now() - begun
             if stamps[SAMPLED]:
                 watch.read_back()
         return tokens, arrived
+
+    def _fetch(self) -> Any:
+        """The newest tokens, waited for: the step has run and is not repeated."""
+        with self.port.forward_context():
+            return self.readback.fetch(self.executor.last_tokens())
 
     # ------------------------------------------------------------ leave
 
@@ -290,7 +299,7 @@ class Lane:
             self._row_ended = True
 
     def settle(self) -> None:
-        """After processing: close if a row ended, or if a further step would pass a length limit."""
+        """After processing: close if a row ended, a further step would pass a length limit, or we failed."""
         table = self.table
         if table is None:
             return
@@ -299,6 +308,8 @@ class Lane:
             self._row_ended = self._row_ended or any(req.finished_reason is not None for req in table.reqs)
         if self._row_ended:
             self.close(Departure.FINISH)
+        elif self._broken:
+            self.close(Departure.FAULT)
         elif self.launched >= table.first_limit:
             self.close(Departure.LENGTH_LIMIT)
 
@@ -314,7 +325,7 @@ class Lane:
 
     def close(self, reason: Departure) -> None:
         """Leave: afterwards the batch is as the ordinary loop would have left it."""
-        batch, table, window = self.batch, self.table, self.window
+        batch, table = self.batch, self.table
         assert table is not None
         port = self.port
         # Upstream is about to write what the last step may still read.
@@ -322,13 +333,9 @@ class Lane:
         with port.forward_context():
             port.relay(batch, self.executor.last_tokens())
         port.pin(batch, self.executor.close())
-        used = 0
-        if window is not None:
-            used = window.used
-            window.give_back()
-        port.set_allocated(table, used, 0)
+        self._give_back(table)
         port.write_back(batch, table, self.launched - 1)
-        self.batch = self.table = self.window = None
+        self.batch = self.table = None
         self.account.left[reason] += 1
         self.account.departure = self.account.last_departure = reason
 
@@ -337,13 +344,36 @@ class Lane:
         """False after a fault of ours; the lane then stays closed."""
         return not self._broken
 
+    def fail(self, step: str, what: str) -> None:
+        """A result could not be processed our way; from an `except`. Upstream's way may be taken from here.
+
+        What is reserved goes back at once, as upstream's release of a row takes it for the row's. The step in
+        flight may still have to be sampled after this result, so the lane closes when it settles.
+        """
+        self._break(step, what)
+        if self.table is None:
+            return
+        # Upstream may publish prefixes now, and that writes what the step in flight still reads.
+        self.port.schedule_waits_for_forward()
+        self._give_back(self.table)
+
+    def _give_back(self, table: RowTable) -> None:
+        """End the reservation: the rows keep the slots of the steps that were launched."""
+        window, self.window = self.window, None
+        used = 0
+        if window is not None:
+            used = window.used
+            window.give_back()
+        self.port.set_allocated(table, used, 0)
+
     def shut(self) -> None:
         """Close, if open, because the event loop ends."""
         if self.is_open:
             self.close(Departure.EXIT)
 
-    def _break(self, what: str) -> None:
+    def _break(self, step: str, what: str) -> None:
         """A fault of ours: the ordinary path from here on."""
-        logger.exception("zos-sglang: the resident lane %s; it stays closed", what)
+        if not self._broken:
+            logger.exception("zos-sglang: the resident lane %s; it stays closed", what)
         self._broken = True
-        self.account.faults += 1
+        self.account.fault(step)

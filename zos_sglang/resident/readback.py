@@ -50,6 +50,11 @@ class Readback:
         self.host = torch.empty_like(ring, device="cpu", pin_memory=ring.is_cuda and offload is None)
         self.events = [new_event() for _ in range(self.depth)]
 
+    @staticmethod
+    def fetch(tokens: torch.Tensor) -> torch.Tensor:
+        """Tokens of the current stream's last work on the host, int64 [rows]; waits for them."""
+        return tokens.to("cpu", copy=True)
+
     def queue(self, rows: int) -> tuple[torch.Tensor, Any]:
         """Queue the copy of the newest step; returns the host's int64 [rows] and the event of its arrival."""
         slot = self._count % self.depth

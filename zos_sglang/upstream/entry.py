@@ -126,7 +126,16 @@ def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str
         "zos_consecutive_prefill": _UpdateHandler(validate_rule, apply_rule),
         "zos_floor": _UpdateHandler(validate_floor, apply_floor),
         **record_handlers(runtime),
+        **_fault_handlers(),
     }
+
+
+def _fault_handlers() -> dict[str, Any]:
+    if runtime.settings.fault is None:
+        return {}
+    from zos_sglang.upstream.fault_points import fault_handlers
+
+    return fault_handlers(runtime)
 
 
 def after_get_internal_state(output: Any, controller: Any, *_: Any, **__: Any) -> Any:
@@ -135,7 +144,7 @@ def after_get_internal_state(output: Any, controller: Any, *_: Any, **__: Any) -
         try:
             output.internal_state["zos"] = runtime.report()
         except Exception:
-            logger.exception("zos-sglang: the report failed; the rest of the state is complete")
+            runtime.account.fell_back("report", "/server_info is complete but for our block")
     return output
 
 

@@ -7,11 +7,14 @@ which of these changed, `releases` holds what differs, and `patches --fingerprin
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from zos_sglang.upstream.fingerprints import fingerprint, resolve
 from zos_sglang.upstream.versions import SUPPORTED, installed
+
+logger = logging.getLogger(__name__)
 
 Kind = Literal["around", "after", "before", "mirror"]
 Process = Literal["scheduler", "main"]
@@ -234,7 +237,7 @@ HOOKS: tuple[Hook, ...] = (
     Hook(
         f"{_SCHEDULER}._copy_result_to_cpu",
         "mirror",
-        "zos_sglang.overlap.launch.Launcher._readback",
+        "zos_sglang.overlap.launch.Launcher._hand_on",
         "every stream wait stands in one place",
         "never: part of the launch that we own",
         absent=("0.5.22",),
@@ -508,11 +511,17 @@ def restore() -> list[str]:
     failed = []
     for target, original in _originals.items():
         owner_path, name = target.rsplit(".", 1)
-        owner = resolve(owner_path)
-        ours = owner.__dict__[name]
-        setattr(owner, name, original)
-        _propagate_patch(ours, original, owner)
-        if owner.__dict__[name] is not original:
+        try:
+            owner = resolve(owner_path)
+            ours = owner.__dict__[name]
+            setattr(owner, name, original)
+            _propagate_patch(ours, original, owner)
+            back = owner.__dict__[name] is original
+        except Exception:
+            # The others are still to be put back.
+            logger.exception("zos-sglang: %s could not be put back", target)
+            back = False
+        if not back:
             failed.append(target)
     return failed
 

@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 
+from zos_sglang.faults import plan
 from zos_sglang.modes import MODE_CODES, RULE_CODES
 from zos_sglang.settings import did_you_mean
 from zos_sglang.upstream.releases import takes_app_path
@@ -48,7 +49,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class UnknownWord(ValueError):
-    """A `zos_mode` that names no mode, a rule that is none; ``str()`` is the message for people."""
+    """A `zos_mode` that names no mode, a rule or fault that is none; ``str()`` is the message for people."""
 
 
 class ModeNames:
@@ -65,18 +66,19 @@ class ModeNames:
         if messages[-1]["type"] != "http.request":  # the client went away in the middle of its body
             await self.app(scope, _replay(messages, receive), send)
             return
-        body = b"".join(m.get("body", b"") for m in messages)
+        received = body = b"".join(m.get("body", b"") for m in messages)
         try:
+            body = with_fault_code(body)
             wanted, new_body = translate(body)
         except UnknownWord as error:
             await _refuse(str(error), scope, receive, send)
             return
+        if new_body is not received:
+            scope = {**scope, "headers": _with_length(scope["headers"], len(new_body))}
+            messages = [{"type": "http.request", "body": new_body, "more_body": False}]
         if not wanted:
             await self.app(scope, _replay(messages, receive), send)
             return
-        if new_body is not body:
-            scope = {**scope, "headers": _with_length(scope["headers"], len(new_body))}
-            messages = [{"type": "http.request", "body": new_body, "more_body": False}]
         answer: list[Message] = []
 
         async def keep(message: Message) -> None:
@@ -88,6 +90,28 @@ class ModeNames:
             return
         for message in answer:
             await send(message)
+
+
+def with_fault_code(body: bytes) -> bytes:
+    """The body with a fault's number for its words (`ZOS_FAULT`); the same object where it names none.
+
+    Raises :class:`UnknownWord`.
+    """
+    try:
+        request = json.loads(body)
+        fault = request["server_args"][plan.KEY]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return body
+    if not isinstance(fault, str):
+        return body
+    try:
+        faults = plan.parse(fault)
+        if len(faults) > 1:
+            raise ValueError(f"{fault!r}: one fault at a time")
+    except ValueError as error:
+        raise UnknownWord(f"{plan.KEY}: {error}") from None
+    request["server_args"][plan.KEY] = plan.to_code(faults[0] if faults else None)
+    return json.dumps(request).encode()
 
 
 def translate(body: bytes) -> tuple[dict[str, str], bytes]:

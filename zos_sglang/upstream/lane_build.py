@@ -55,6 +55,8 @@ def build_lane(parts: Parts, settings: Settings, account: LaneAccount) -> tuple[
         return None
     before = _reserved()
     executor = _executor(parts, settings, partial(GrammarMasks, account=account))
+    if isinstance(executor, GraphExecutor) and executor.capture.failures:
+        account.fault("capture", executor.capture.failures)
     if isinstance(executor, Uncovered):
         _say_closed(account, *executor)
         return None
@@ -79,6 +81,7 @@ def build_lane(parts: Parts, settings: Settings, account: LaneAccount) -> tuple[
         extra_steps=lane.extra_steps,
         row_ended=lane.row_ended,
         release_waits=port.schedule_waits_for_forward,
+        failed=lane.fail,
     )
     account.device_bytes = _reserved() - before
     account.pinned_bytes = readback.host.nbytes

@@ -130,7 +130,7 @@ class GrammarMasks:
         except Exception:
             logger.exception("zos-sglang: masks of the lane failed; upstream's own are used from here on")
             self._sound = False
-            self.account.faults += 1
+            self.account.fault("mask")
             self.account.mask_faults += 1
             return None
 

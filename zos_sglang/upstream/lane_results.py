@@ -32,6 +32,8 @@ class LaneResults:
         extra_steps: launched steps of a table that its rows' KV lengths do not count yet.
         row_ended: called with the table and the rows that ended.
         release_waits: orders what the schedule stream does next behind every launch so far.
+        failed: called from an `except` with a step's name and what could not be done; upstream's
+            way may be taken from there.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class LaneResults:
         extra_steps: Callable[[RowTable], int],
         row_ended: Callable[[RowTable], None],
         release_waits: Callable[[], None],
+        failed: Callable[[str, str], None],
     ) -> None:
         self.scheduler = scheduler
         self.processor = scheduler.batch_result_processor
@@ -51,6 +54,7 @@ class LaneResults:
         self.extra_steps = extra_steps
         self.row_ended = row_ended
         self.release_waits = release_waits
+        self.failed = failed
         self.counts_graphs = bool(get_observability().enable_metrics)
 
     @property
@@ -80,28 +84,37 @@ class LaneResults:
         metrics.update_device_timer()
 
     def _process_tokens(self, batch: Any, result: LaneResult) -> None:
-        if result.copy_done is not None:
-            result.copy_done.synchronize()
         table, step = result.table, result.step
-        tokens: list[int] = result.next_token_ids.tolist()
+        try:
+            if result.copy_done is not None:
+                result.copy_done.synchronize()
+            tokens: list[int] = result.next_token_ids.tolist()
+            candidates = table.candidates(step, tokens)
+        except Exception:
+            # No row has its token yet; without slots ahead it is a step as upstream makes them.
+            self.failed("processing", "could not read a result")
+            self.processor.process_batch_result_decode(batch, result)
+            return
         metrics = self.scheduler.metrics_reporter
         generated = len(tokens)
         metrics.num_generated_tokens += generated
         if self.counts_graphs:
             self.processor.metrics_collector.increment_decode_cuda_graph_pass(value=result.can_run_cuda_graph)
-        candidates = table.candidates(step, tokens)
         absent = self._append(table, tokens, candidates)
         ended = self._finish(table, tokens, sorted(candidates), batch, result)
         if table.constrained:
             self._accept(table, tokens, absent)
-        due = table.due(step)
-        if ended:
-            due = tuple(sorted({*due, *ended}))
-        if due:
-            reqs = table.reqs
-            self.processor.output_streamer.stream_output(
-                [reqs[row] for row in due if row not in absent], False
-            )
+        try:
+            due = table.due(step)
+            if ended:
+                due = tuple(sorted({*due, *ended}))
+            reqs = [table.reqs[row] for row in due if row not in absent]
+        except Exception:
+            self.failed("stream-output", "could not find what is to be sent")
+            # All of them, as upstream calls it: what is due is for it to decide.
+            reqs = batch.reqs
+        if reqs:
+            self.processor.output_streamer.stream_output(reqs, False)
         metrics.forward_ct_decode = (metrics.forward_ct_decode + 1) % (1 << 30)
         if metrics.forward_ct_decode % metrics.decode_log_interval == 0:
             # The batch keeps the lengths of the opening while the lane is open; the report sums this step's.

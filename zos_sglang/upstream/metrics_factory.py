@@ -40,10 +40,10 @@ def make_metrics(scheduler: Any, runtime: Any = None) -> Sink | None:
         logger.exception("zos-sglang: no zos_* metrics")
         return None
 
-    def sink(records: np.ndarray) -> None:
+    def zos_metrics(records: np.ndarray) -> None:
         metrics.take(records, runtime.account, runtime.lane_account, runtime.mode)
 
-    return sink
+    return zos_metrics
 
 
 def _metrics_beside(collector: Any) -> Metrics:

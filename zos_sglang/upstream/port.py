@@ -162,6 +162,15 @@ class SglangPort:
             self.scheduler.invariant_checker.self_check_during_busy()
 
 
+def _copy_of(batch: Any, result: Any) -> Callable[[], None]:
+    """Upstream's copy of all that processing reads; what is on the host already stays as it is."""
+    return partial(
+        result.copy_to_cpu,
+        return_logprob=batch.return_logprob,
+        return_hidden_states=batch.return_hidden_states,
+    )
+
+
 class SglangDevice:
     """What `Scheduler.run_batch` does for one overlapped step, split at the waits.
 
@@ -253,15 +262,19 @@ class SglangDevice:
                 batch, result, chunked_req=scheduler.chunked_req
             )
 
+    def relay_upstream(self, batch: Any, rows: Any, result: Any) -> None:
+        if self.scheduler.is_generation:
+            self.scheduler._relay_forward_payload(batch, rows, result)
+
+    def readback_here(self, batch: Any, result: Any) -> None:
+        if self.scheduler.is_generation:
+            _copy_of(batch, result)()
+
     def readback(self, batch: Any, result: Any) -> None:
         scheduler = self.scheduler
         if not scheduler.is_generation:
             return  # copied by the forward itself, as upstream does
-        copy = partial(
-            result.copy_to_cpu,
-            return_logprob=batch.return_logprob,
-            return_hidden_states=batch.return_hidden_states,
-        )
+        copy = _copy_of(batch, result)
         # Views of graph buffers must be copied right behind this forward, not by the worker thread.
         views = batch.return_hidden_states or batch.spec_algorithm.is_dspark()
         if copies_elsewhere(scheduler) and not views:

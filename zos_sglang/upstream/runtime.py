@@ -59,6 +59,8 @@ class Runtime:
         self.observation: Any = Unobserved()
         #: The rank-consensus check (`RankCheck`); None where it is off.
         self.ranks: Any = None
+        #: Makes steps fail on demand (`FaultPoints`); None unless ZOS_FAULT is set.
+        self.fault_points: Any = None
         #: How often this process has attached; equal on all ranks, each of which counts its failures too.
         self._attachments = 0
         self._stall: StallDetector | None = None
@@ -127,13 +129,23 @@ class Runtime:
         if why_not:
             logger.warning("zos-sglang: launches go through upstream's run_batch: %s", why_not)
         self._launcher = launcher(device, port, streams, pins, self.account, own=why_not is None)
-        self._make_lane = partial(self._lane_of_all_ranks, Parts(scheduler, device, streams, pins, port))
+        parts = Parts(scheduler, device, streams, pins, port)
+        self._make_lane = partial(self._lane_of_all_ranks, parts)
         self.observation = observe(scheduler, self.settings, self.lane_account)
         self.observation.place("launcher", self._launcher)
         if device.own_map:
             self.observation.place("future map", scheduler.future_map)
         self.ranks = build_rank_check(scheduler, self.settings, self.lane_account, self._attachments)
+        if self.settings.fault is not None:
+            from zos_sglang.upstream.fault_points import FaultPoints
+
+            self.fault_points = FaultPoints(self, parts)
         self._start_stall_detector()
+
+    def restart_loop(self) -> None:
+        """Begin our loop anew at the next step boundary, in the mode in effect. Scheduler thread only."""
+        assert self.loop is not None
+        self.loop.switch_requested = True
 
     def request(self, mode: Mode) -> None:
         """Ask for another mode; it takes effect at the next step boundary. Scheduler thread only."""
@@ -174,9 +186,16 @@ class Runtime:
     def _run_mode(self, stock_loop: Callable[[Any], None], scheduler: Any, fresh: bool) -> Ended:
         if self.mode in ("off", "stock"):
             return self._run_stock(stock_loop, scheduler)
-        return self._run_ours(scheduler, skip_intake=not fresh)
+        try:
+            loop = self._make_loop(scheduler)
+        except Exception:
+            self.account.fell_back("mode-switch", f"mode {self.mode} cannot be had, mode stock runs")
+            self.mode, self.loop, self.first_token.active = "stock", None, False
+            return self._run_stock(stock_loop, scheduler)
+        return self._run_ours(loop, skip_intake=not fresh)
 
-    def _run_ours(self, scheduler: Any, skip_intake: bool) -> Ended:
+    def _make_loop(self, scheduler: Any) -> EventLoop:
+        """The loop of the mode in effect. Leaves nothing that SGLang's own loop would not replace."""
         assert self._launcher is not None
         scheduler.enable_skip_finishing_decode = self.role.skips_finishing
         queue = ResultQueue()
@@ -188,7 +207,7 @@ class Runtime:
         rule, dp_attention = self.prefill_rule(), bool(scheduler.require_mlp_sync)
         guard = make_guard(rule, dp_attention=dp_attention, sync=sync)
         self.first_token.active = dp_attention and rule is PrefillRule.FIRST_TOKEN and not sync
-        self.loop = EventLoop(
+        loop = EventLoop(
             self._port,
             self._launcher,
             queue,
@@ -199,11 +218,15 @@ class Runtime:
             sync=sync,
             late_barrier=self.role is PREFILL and defers_coarse_barrier(scheduler),
         )
-        self._compare_ranks(self.loop)
+        self._compare_ranks(loop)
+        return loop
+
+    def _run_ours(self, loop: EventLoop, skip_intake: bool) -> Ended:
+        self.loop = loop
         self.observation.enter(self.mode, "ours")
-        self.observation.place("loop", self.loop)
+        self.observation.place("loop", loop)
         try:
-            return self.loop.run(skip_intake)
+            return loop.run(skip_intake)
         finally:
             self.loop = None
             self.first_token.active = False
@@ -245,17 +268,15 @@ class Runtime:
 
     def _build_lane(self, parts: Any) -> Any:
         """The lane, or None where it cannot be had: mode `resident` is then mode `overlap`."""
-        from zos_sglang.upstream.lane_build import build_lane
-
         assert self._launcher is not None
         if not self._launcher.own:
             self.lane_account.refused[Refusal.UPSTREAM_LAUNCH] += 1
             return None
         try:
-            built = build_lane(parts, self.settings, self.lane_account)
+            built = self._assemble_lane(parts)
         except Exception:
             logger.exception("zos-sglang: the resident lane could not be built; mode overlap runs")
-            self.lane_account.faults += 1
+            self.lane_account.fault("build")
             return None
         if built is None:
             return None
@@ -267,6 +288,11 @@ class Runtime:
             self.observation.place_forward("lane step", lane.executor, "step")
             self.observation.place_forward("lane step, masked", lane.executor, "begin")
         return lane
+
+    def _assemble_lane(self, parts: Any) -> Any:
+        from zos_sglang.upstream.lane_build import build_lane
+
+        return build_lane(parts, self.settings, self.lane_account)
 
     @property
     def _port(self) -> Any:
@@ -287,7 +313,11 @@ class Runtime:
         if scheduler.last_batch is not None:
             bridge_into_stock(scheduler, self._port)
         if self.mode == "off":
-            self._let_go(scheduler)
+            try:
+                self._let_go(scheduler)
+            except Exception:
+                self.account.fell_back("mode-off", "SGLang's loop runs, with hooks of ours that do nothing")
+            self.scheduler = None  # hooks that could not be put back pass every call on from here
         else:
             self.observation.enter(self.mode, "stock")
         try:
@@ -318,9 +348,8 @@ class Runtime:
         self._stop_stall_detector()
         self._close_ranks()
         self.ranks = None
-        self._launcher = self._lane = None
+        self._launcher = self._lane = self.fault_points = None
         self._make_lane = lambda: None
-        self.scheduler = None  # hooks that stand in a patched source pass every call on from here
         if failed:
             logger.error("zos-sglang: could not put back %s", ", ".join(failed))
         else:
@@ -402,6 +431,11 @@ class Runtime:
                 for name in ("schedule", "forward", "copy")
             },
             **self.account.report(),
+            "faults": {
+                **self.account.faults,
+                **{f"lane {step}": times for step, times in self.lane_account.faulted.items()},
+                **self.observation.faults,
+            },
             "lane": self.lane_account.report(),
             "floor": self.lane_account.floors,
             "steps": self.observation.report(),

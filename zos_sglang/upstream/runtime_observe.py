@@ -283,6 +283,14 @@ class Observation:
     def _batch(self) -> tuple[int, int]:
         return self.recorder.mode, len(self.scheduler.running_batch.reqs)
 
+    @property
+    def faults(self) -> dict[str, int]:
+        """Faults by what failed, where there were any."""
+        recorder = self.recorder
+        trace = self.trace.faults if self.trace is not None else 0
+        counted = {"recording": recorder.faults, "trace": trace, **recorder.sink_faults}
+        return {what: times for what, times in counted.items() if times}
+
     @harmless
     def report(self) -> dict[str, Any]:
         """The block `steps` of `/server_info`."""

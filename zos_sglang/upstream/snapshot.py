@@ -13,6 +13,7 @@ from typing import Any
 
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 
+from zos_sglang.overlap.event_loop import copied
 from zos_sglang.overlap.guards import DUE_MARK
 
 
@@ -50,11 +51,3 @@ def make_snapshot() -> Callable[[ScheduleBatch], ScheduleBatch]:
         return new
 
     return snapshot
-
-
-def copied(batch: ScheduleBatch) -> ScheduleBatch:
-    """Upstream's copy, with our mark."""
-    new = batch.copy()
-    if DUE_MARK in batch.__dict__:
-        new.__dict__[DUE_MARK] = batch.__dict__[DUE_MARK]
-    return new

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from zos_sglang.resident.account import LaneAccount
@@ -18,6 +20,7 @@ class Unobserved:
     """In place of an `Observation` before a scheduler is there, after mode off, or where none can be had."""
 
     can_record = can_measure_cost = False
+    faults: Mapping[str, int] = MappingProxyType({})
 
     def place(self, name: str, owner: Any) -> None: ...
 

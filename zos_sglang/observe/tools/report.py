@@ -51,7 +51,7 @@ def show(args: argparse.Namespace) -> None:
 def figures(trace: Trace) -> dict[str, Any]:
     """All numbers of the page, ready for JSON."""
     return {
-        "facts": trace.meta.get("facts", {}),
+        "facts": trace.facts,
         "ended": trace.ended,
         "notes": trace.notes,
         "summary": summarise(trace.records),

@@ -62,7 +62,7 @@ def page(name: str, trace: Trace, numbers: Mapping[str, Any]) -> str:
 
 
 def _head(name: str, trace: Trace, numbers: Mapping[str, Any]) -> str:
-    facts = {key: value for key, value in trace.meta.get("facts", {}).items() if key != "asynchronous"}
+    facts = {key: value for key, value in trace.facts.items() if key != "asynchronous"}
     device = (
         "works beside the scheduler's thread"
         if trace.asynchronous

@@ -144,7 +144,7 @@ def check(content: bytes) -> str:
     json.dumps(numbers)
     # A file may be called anything too.
     shown = page(hostile.MARKUP[len(content) % len(hostile.MARKUP)], trace, numbers)
-    shown.encode("utf-8", "replace")
+    report._write(_file("page.html"), shown, path, force=False)
     assert_own_markup(shown)
     return "steps, drawn" if len(trace.records) else "no steps, drawn"
 

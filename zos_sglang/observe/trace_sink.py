@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -16,6 +17,7 @@ import numpy as np
 
 from zos_sglang.observe.trace_events import Events, opening
 from zos_sglang.observe.trace_file import TraceFile
+from zos_sglang.observe.trace_place import not_replaceable
 from zos_sglang.settings import Settings
 
 #: Steps a write. Short writes are torn less, long ones cost less a step.
@@ -65,7 +67,7 @@ class TraceSink:
     line in the log; it never reaches the scheduler.
 
     Args:
-        path: replaced if it is there.
+        path: what is there is replaced if `not_replaceable` allows it.
         limit_bytes: the trace ends before its file grows beyond.
         facts: see `make_trace`.
         process: name for people.
@@ -74,6 +76,8 @@ class TraceSink:
     """
 
     def __init__(self, path: Path, limit_bytes: int, facts: Mapping[str, Any], process: str) -> None:
+        if why_not := not_replaceable(path):
+            raise FileExistsError(errno.EEXIST, why_not, str(path))
         pid, origin, unix_ns = os.getpid(), time.perf_counter_ns(), time.time_ns()
         self._events = Events(pid, origin, bool(facts.get("asynchronous")))
         self._file: TraceFile | None = TraceFile(

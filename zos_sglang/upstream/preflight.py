@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+from zos_sglang.observe.trace_place import not_replaceable
 from zos_sglang.settings import shown
 from zos_sglang.upstream.versions import SUPPORTED, built_in, installed
 
@@ -124,6 +125,8 @@ def _trace_problem(path: Path) -> str | None:
         return f"there is no folder {shown(str(folder))}. Make it, or name another file"
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"the folder {folder} cannot be written to. Name a file elsewhere"
+    if why_not := not_replaceable(path):
+        return f"{why_not}. Remove it, or name another file"
     return None
 
 

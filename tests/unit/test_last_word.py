@@ -12,8 +12,8 @@ import pytest
 
 from zos_sglang.observe.last_word import LastWord
 
-#: `argv[1]`: run before the wait. That is Python's, or one in a C library that nothing interrupts, as in a call
-#: into a device's driver: a lock that is taken twice.
+#: `argv[1]`: run before the wait. That is Python's, or one in a C library that nothing interrupts, as in a
+#: call into a device's driver: a lock taken twice.
 PROGRAM = """
 import ctypes, os, signal, sys, time
 from zos_sglang.observe.last_word import LastWord

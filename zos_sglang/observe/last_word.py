@@ -1,7 +1,7 @@
 """SIGTERM for a process that has something to finish before it ends by it, and that ends in any case.
 
 Python runs a handler in the main thread, between two of its instructions. A thread that sits in a call into
-the device's driver never gets there, so with a handler SIGTERM would do nothing, where without one it ends the
+the device's driver never gets there: with a handler SIGTERM would do nothing, where without one it ends the
 process. So a thread of our own hears of the signal too, and after a time it ends the process.
 """
 

@@ -10,6 +10,7 @@ import json
 import logging
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pydantic
 from sglang.srt.managers.io_struct import SetInternalStateReq
@@ -24,7 +25,7 @@ from zos_sglang.settings import Settings
 from zos_sglang.upstream import entry
 from zos_sglang.upstream.http import PATH, ModeNames
 from zos_sglang.upstream.record_handlers import record_handlers
-from zos_sglang.upstream.runtime import runtime
+from zos_sglang.upstream.runtime import Runtime
 
 #: It logs every refusal.
 logging.getLogger("sglang.srt.managers.scheduler_components.internal_state").setLevel(logging.ERROR)
@@ -92,16 +93,15 @@ class Controller(SchedulerInternalStateController):
         return ours
 
 
-def _put_runtime() -> None:
-    runtime.settings = SETTINGS
-    runtime.scheduler = SimpleNamespace()
-    runtime.mode, runtime.pending, runtime.loop = "resident", None, Loop()  # type: ignore[assignment]
-    runtime.observation = Observed()
-    runtime._lane = SimpleNamespace(is_sound=True, floor_replays=0)
-
-
-def _reset_runtime() -> None:
-    runtime.__init__()  # type: ignore[misc]
+def _runtime() -> Runtime:
+    """One in mode resident, with a lane in working order."""
+    found = Runtime()
+    found.settings = SETTINGS
+    found.scheduler = SimpleNamespace()
+    found.mode, found.loop = "resident", Loop()  # type: ignore[assignment]
+    found.observation = Observed()
+    found._lane = SimpleNamespace(is_sound=True, floor_replays=0)
+    return found
 
 
 async def _backend(scope: Any, receive: Any, send: Any) -> None:
@@ -152,7 +152,7 @@ def make(choices: Choices) -> list[bytes]:
 
 def check(pieces: list[bytes]) -> str:
     """Raises what came through the middleware; AssertionError for an answer or a change that is not ours."""
-    _put_runtime()
+    runtime = _runtime()
     messages = [
         {"type": "http.request", "body": piece, "more_body": number < len(pieces) - 1}
         for number, piece in enumerate(pieces)
@@ -165,16 +165,14 @@ def check(pieces: list[bytes]) -> str:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    try:
+    with patch.object(entry, "runtime", runtime):
         _drive(ModeNames(_backend)(dict(_SCOPE), receive, send))
-        assert runtime.settings is SETTINGS, "a request changed a setting"
-        assert runtime.pending in (None, *MODES)
-        assert runtime.mode == "resident", "a switch waits for the step's end"
-        assert isinstance(runtime.observation.reported, int) and 0 <= runtime.observation.reported <= KEPT
-        assert 0 <= runtime._lane.floor_replays <= entry.MOST_REPLAYS
-        switched = runtime.pending is not None
-    finally:
-        _reset_runtime()
+    assert runtime.settings is SETTINGS, "a request changed a setting"
+    assert runtime.pending in (None, *MODES)
+    assert runtime.mode == "resident", "a switch waits for the step's end"
+    assert isinstance(runtime.observation.reported, int) and 0 <= runtime.observation.reported <= KEPT
+    assert 0 <= runtime._lane.floor_replays <= entry.MOST_REPLAYS
+    switched = runtime.pending is not None
     status, body = sent[0]["status"], b"".join(m.get("body", b"") for m in sent[1:])
     assert status in (200, 400, 422)
     assert not switched or (status, body) == (200, b"[true]"), "a refused request switched"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -30,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--target", default=",".join(TARGETS), help="names with commas (default: all)")
     parser.add_argument("--inputs", type=int, default=2000, help="of each target, at least (default 2000)")
+    help_ = "of each target, at most (a batch is ended); a later run with another seed goes on"
+    parser.add_argument("--seconds", type=float, default=math.inf, help=help_)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep the result there; targets add up")
@@ -37,8 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = args.target.split(",")
     if unknown := set(names) - set(TARGETS):
         parser.error(f"--target {', '.join(sorted(unknown))}: there are {', '.join(TARGETS)}")
-    outcomes = [run(target(name), args.inputs, args.seed, _progress(args.inputs)) for name in names]
-    for one in outcomes:
+    outcomes = []
+    for name in names:
+        one = run(target(name), args.inputs, args.seed, _progress(args.inputs), args.seconds)
+        outcomes.append(one)
         _tell(one)
     result = {**record.provenance("fuzz"), "targets": {one.target: asdict(one) for one in outcomes}}
     if args.out is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable
@@ -52,13 +53,20 @@ class Outcome:
 
 
 def run(
-    target: Target, inputs: int, seed: int, report: Callable[[Outcome], None] = lambda _: None
+    target: Target,
+    inputs: int,
+    seed: int,
+    report: Callable[[Outcome], None] = lambda _: None,
+    seconds: float = math.inf,
 ) -> Outcome:
-    """Try at least `inputs` inputs; stops at the first that fails, made smaller. `report`: each batch."""
+    """Try at least `inputs` inputs; stops at the first that fails, made smaller.
+
+    `report` is called after each batch; the last batch begins before `seconds` are over.
+    """
     begun, became = time.monotonic(), dict[str, int]()
     outcome = Outcome(target.name, seed, 0, 0.0, became)
     batch = 0
-    while outcome.inputs < inputs and outcome.failure is None:
+    while outcome.inputs < inputs and outcome.failure is None and outcome.seconds < seconds:
         _batch(target, min(BATCH, inputs - outcome.inputs), seed + batch * 1_000_003, outcome)
         batch += 1
         outcome.seconds = round(time.monotonic() - begun, 1)

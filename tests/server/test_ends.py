@@ -34,7 +34,7 @@ QUICK = {"SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0", "SGLANG_CUDA_COREDUMP_BEFORE_CRA
 #: From the death of one process to that of all. SGLang looks once a second.
 ALL_GONE_S = 15.0
 
-#: SGLang's own names in /dev/shm, by their beginnings: they stay when a process is killed, and SGLang ends its
+#: How names of SGLang's own in /dev/shm begin. They stay when a process is killed, and SGLang ends its
 #: processes by killing them, together with Python's tracker that would remove the semaphores.
 STAY = ("sem.mp-", "sglang_loads_", "sgl_shm_")
 

@@ -252,7 +252,8 @@ def test_a_stuck_device_does_not_outlive_a_failed_health_check_and_sigterm(
     running.send("hang")
     assert running.client.http.get("/health_generate", timeout=20).status_code == 503
     running.processes["main"].send_signal(signal.SIGTERM)
-    took = running.gone(25)
+    # SGLang gives the scheduler 15 s to exit, which it cannot, and kills it.
+    took = running.gone(60)
     print(f"hang: {took:.1f} s")
     running.check_released(held)
 

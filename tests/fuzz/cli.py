@@ -45,12 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         one = run(target(name), args.inputs, args.seed, _progress(args.inputs), args.seconds)
         outcomes.append(one)
         _tell(one)
-    result = {**record.provenance("fuzz"), "targets": {one.target: asdict(one) for one in outcomes}}
-    if args.out is not None:
-        _keep(args.out, result)
+        if args.out is not None:
+            _keep(args.out, _result([one]))
     if args.json:
-        print(json.dumps(result, indent=2))
+        print(json.dumps(_result(outcomes), indent=2))
     return 1 if any(one.failure for one in outcomes) else 0
+
+
+def _result(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    return {**record.provenance("fuzz"), "targets": {one.target: asdict(one) for one in outcomes}}
 
 
 def _progress(inputs: int) -> Callable[[Outcome], None]:

@@ -68,4 +68,5 @@ def test_a_process_that_has_ended_holds_nothing() -> None:
 
 def test_names_of_two_runs_are_alike() -> None:
     assert without_numbers("/tmp/tmpab12_x9z/x-123") == without_numbers("/tmp/tmpzz34_y8w/x-9")
+    assert without_numbers("/dev/shm/sem.mp-0030ekkj") == without_numbers("/dev/shm/sem.mp-zz_84hes")
     assert without_numbers("a/5c1f0a7e-90b2") == without_numbers("a/1111111111")

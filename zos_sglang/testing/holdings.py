@@ -70,5 +70,6 @@ def _files(pid: int, found: Holdings) -> None:
 
 def without_numbers(name: str) -> str:
     """A name in which what differs from run to run (numbers, hex, random words of tempfile) is `#`."""
-    name = re.sub(r"(?<=tmp)[a-z0-9_]{8}", "#", name)
+    # tempfile's, and multiprocessing's semaphores and folders (sem.mp-, pymp-).
+    name = re.sub(r"(?<=tmp|mp-)[a-z0-9_]{8}", "#", name)
     return re.sub(r"[0-9a-f]{8,}(-[0-9a-f]{4,})*|\d+", "#", name)

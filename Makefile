@@ -15,7 +15,7 @@ COVER := --cov=zos_sglang.settings --cov=zos_sglang.upstream --cov=zos_sglang.ov
 	--cov=zos_sglang.resident --cov=zos_sglang.observe --cov=zos_sglang.patchset --cov-report=term-missing:skip-covered --cov-fail-under=90
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo serve test test-matrix patches-check lint docs browser clean
+.PHONY: help env demo serve test test-matrix patches-check lint audit docs browser clean
 # The older release that test-matrix runs beside .venv's; an environment of 11 GB.
 OLDER := 0.5.22
 OLDER_VENV := .cache/venv-$(OLDER)
@@ -54,13 +54,16 @@ lint: env ## ruff and mypy
 docs: env ## the pages as a site in build/site; a broken link fails
 	$(PY) scripts/build_docs.py
 
+audit: env ## known vulnerabilities in what is installed; says so where their data cannot be reached
+	$(PY) -m zos_sglang.testing.audit
+
 browser: ## Chromium, in which a test looks at a report; as root on Debian it is installed
 	@command -v chromium chromium-browser google-chrome >/dev/null || { test "$$(id -u)" = 0 && \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
 		--no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
 		echo "note: no Chromium, and it cannot be installed here: tests that look at a page are skipped"
 
-test: lint browser ## lint, then every test that this machine can run, with coverage
+test: lint audit browser ## lint and audit, then every test that this machine can run, with coverage
 	$(PY) -m pytest $(MARKS) $(COVER) $(ARGS)
 
 patches-check: env ## the source patches on a scratch copy of SGLang: applied, run, taken out (part of test)

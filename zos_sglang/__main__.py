@@ -87,7 +87,8 @@ def show_settings(args: argparse.Namespace) -> None:
         return
     shown = Table("variable", "value", "from", "default", "allowed", "help", show_lines=True)
     for row in table:
-        shown.add_row(row.name, _text(row.value), row.source, _text(row.default), *_about(row))
+        # A value may look like markup: it is what somebody set.
+        shown.add_row(row.name, escape(_text(row.value)), row.source, _text(row.default), *_about(row))
     _console().print(shown)
 
 

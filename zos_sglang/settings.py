@@ -6,17 +6,20 @@ bad value or a contradiction raises :class:`SettingsError`, whose text is meant 
 """
 
 import difflib
+import os
 import types
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from zos_sglang.faults import plan
 from zos_sglang.modes import MODES, Mode
 
 PREFIX = "ZOS_"
+#: Characters of a wrong value that a message repeats.
+_SHOWN = 200
 
 ConsecutivePrefill = Literal["never", "always", "first-token"]
 Wait = Literal["block", "spin"]
@@ -133,6 +136,14 @@ class Settings(BaseModel):
         "runs.",
     )
 
+    @field_validator("trace")
+    @classmethod
+    def _names_a_file(cls, path: str | None) -> str | None:
+        """A path that the system can be asked for; one with a null byte no process could hand on."""
+        if path is not None and b"\0" in os.fsencode(path):
+            raise ValueError("a path holds no null byte")
+        return path
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Self:
         """Settings of an environment. Raises :class:`SettingsError`."""
@@ -211,6 +222,12 @@ def as_text(value: object) -> str:
     """A value as it stands in the environment."""
     whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
     return f"{value:.0f}" if whole else str(value)
+
+
+def shown(text: str) -> str:
+    """A value that somebody set, as a message repeats it: one line, not too long, no control codes."""
+    short = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return short if short.isprintable() else ascii(short)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -306,7 +323,7 @@ def _gather(environ: Mapping[str, str], flags: Mapping[str, str]) -> tuple[dict[
             continue
         if variable not in fields:
             problems.append(
-                f"{variable}={text}: there is no setting of this name."
+                f"{variable}={shown(text)}: there is no setting of this name."
                 f"{did_you_mean(variable, fields)} All names: {', '.join(fields)}."
             )
         elif text.strip():
@@ -318,7 +335,7 @@ def _gather(environ: Mapping[str, str], flags: Mapping[str, str]) -> tuple[dict[
 
 def _bad_value(field: str, given: Given) -> str:
     hint = did_you_mean(given.text.lower(), choices(field))
-    return f"{given.name}={given.text}: not allowed. Allowed: {allowed(field)}.{hint}"
+    return f"{given.name}={shown(given.text)}: not allowed. Allowed: {allowed(field)}.{hint}"
 
 
 def _contradictions(settings: Settings, given: Mapping[str, Given]) -> list[str]:
@@ -327,7 +344,7 @@ def _contradictions(settings: Settings, given: Mapping[str, Given]) -> list[str]
         return []
     by = given["mode"].name if "mode" in given else env_name("mode")
     return [
-        f"{given[field].name}={given[field].text} contradicts {by}=off, where it has no "
+        f"{given[field].name}={shown(given[field].text)} contradicts {by}=off, where it has no "
         f"effect. Allowed with it: {by}={'|'.join(m for m in MODES if m != 'off')}. Remove one of the two."
         for field in NOT_WITH_OFF
         if field in given and getattr(settings, field)

@@ -308,6 +308,13 @@ def test_settings_as_markdown_are_the_page_whatever_the_environment_says(capsys,
     assert "| 4 | Slots of the ring" in settings_page.page()
 
 
+def test_a_value_that_looks_like_markup_is_shown_as_it_is(monkeypatch, capsys):
+    monkeypatch.setenv("ZOS_MODE", "overlap")
+    monkeypatch.setenv("ZOS_TRACE", "[/bold][red]x")
+    assert cli.main(["settings"]) == 0
+    assert "[/bold][red]x" in capsys.readouterr().out
+
+
 def test_settings_that_cannot_be_used_end_with_code_2(capsys, monkeypatch):
     monkeypatch.setenv("ZOS_MODE", "x")
     assert cli.main(["settings"]) == 2

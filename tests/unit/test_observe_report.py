@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from tests.browser import opened, rows_of_colour
+from tests.fuzz.hostile import MARKUP
 from tests.unit.made_records import records, steady
 from tests.unit.trace_case import traced
+from zos_sglang import __version__
 from zos_sglang.__main__ import main
 from zos_sglang.observe.names import COLUMNS, LANE_OPENING, Work
 from zos_sglang.observe.record import TIMES
@@ -104,6 +106,32 @@ def test_words_of_a_trace_are_text_on_the_page(tmp_path: Path) -> None:
     assert "<script>alert" not in text
     assert "<i>.json" not in text
     assert "&lt;/script&gt;&lt;script&gt;alert(1)" in text
+
+
+def test_a_browser_runs_and_loads_nothing_that_a_trace_says(tmp_path: Path) -> None:
+    """Facts, process, version, the file's name and damaged lines: all of it is somebody else's text."""
+    facts = {"asynchronous": True, **{f"{word}{n}": {word: word} for n, word in enumerate(MARKUP)}}
+    path, page = tmp_path / f"{MARKUP[2].replace('/', '')}.json", tmp_path / "p.html"
+    sink = TraceSink(path, 10**8, facts, MARKUP[0])
+    sink(mixed())
+    sink.close()
+    path.write_text(path.read_text().replace(f'"version": "{__version__}"', f'"version": "{MARKUP[0]}"'))
+    report(path, "-o", page)
+    plain = tmp_path / "plain.html"
+    traced(tmp_path / "plain.json", mixed())
+    report(tmp_path / "plain.json", "-o", plain)
+    with opened(page) as seen:
+        assert seen.complaints == []
+        assert seen.requests == [page.as_uri()]
+        assert [word for word in MARKUP if word not in seen.page.inner_text("header")] == []
+        elements = seen.page.evaluate(_ELEMENTS)
+    with opened(plain) as seen:
+        assert seen.page.evaluate(_ELEMENTS) == elements
+
+
+#: How many elements of each kind there are.
+_ELEMENTS = """() => [...document.querySelectorAll('*')]
+    .reduce((found, one) => ({...found, [one.tagName]: (found[one.tagName] || 0) + 1}), {})"""
 
 
 def test_everything_that_can_stand_in_a_record_is_explained() -> None:

@@ -187,7 +187,7 @@ def test_sigterm_that_somebody_handles_is_left_to_them(tmp_path: Path) -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         sink = TraceSink(tmp_path / "t.json", 10**6, FACTS, "scheduler 0")
-        assert signal.getsignal(signal.SIGTERM) == sink._terminated
+        assert signal.getsignal(signal.SIGTERM) == sink._last_word._handle
         sink.close()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:

@@ -23,7 +23,7 @@ class TraceFile:
     all elements but the torn one.
 
     Args:
-        path: replaced if it is there.
+        path: replaced if it is there. A link is replaced, not followed.
         limit_bytes: the file never grows beyond.
         first: elements to begin with, one or more, each one line of JSON. Written whatever the limit.
 
@@ -34,7 +34,9 @@ class TraceFile:
         self.path, self.limit_bytes = Path(path), limit_bytes
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         self._size = 0
-        self._fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        # Its name can be guessed, so what stands there may be somebody's link to a file of ours.
+        beside.unlink(missing_ok=True)
+        self._fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         try:
             self._end = self._write(0, _OPEN + _joined(first))
             beside.replace(self.path)

@@ -17,6 +17,9 @@ from zos_sglang.observe.names import CODES, COLUMNS
 from zos_sglang.observe.record import STEP
 from zos_sglang.observe.trace_events import FORMAT, META
 
+#: Of a record, as JSON gives it back.
+_LAYOUT = [list(one) for one in STEP.descr]
+
 
 @dataclass
 class Trace:
@@ -37,7 +40,13 @@ class Trace:
     @property
     def asynchronous(self) -> bool:
         """Whether the device worked on its own."""
-        return bool(self.meta.get("facts", {}).get("asynchronous"))
+        return bool(self.facts.get("asynchronous"))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the trace says about its server; nothing, where it says nothing readable."""
+        found = self.meta.get("facts")
+        return found if isinstance(found, dict) else {}
 
 
 def read(path: str | Path) -> Trace:
@@ -131,8 +140,8 @@ def _as_ours(packed: bytes, meta: dict[str, Any], path: str | Path) -> np.ndarra
     """Records of the file in this version's numbers: words keep their meaning when enumerations grow."""
     other = ToolError(f"{path}: written by a version of zos-sglang whose records this one does not know")
     try:
-        layout = np.dtype([(name, kind) for name, kind in meta["layout"]])
-        if meta["format"] != FORMAT or layout != STEP or len(packed) % STEP.itemsize:
+        # Compared, not built: numpy reads a language of its own in a type's text.
+        if meta["format"] != FORMAT or meta["layout"] != _LAYOUT or len(packed) % STEP.itemsize:
             raise other
         records = np.frombuffer(packed, STEP).copy()
         for name in COLUMNS:

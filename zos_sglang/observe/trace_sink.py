@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from zos_sglang.observe.last_word import LastWord
 from zos_sglang.observe.trace_events import Events, opening
 from zos_sglang.observe.trace_file import TraceFile
+from zos_sglang.observe.trace_place import not_replaceable
 from zos_sglang.settings import Settings
 
 #: Steps a write. Short writes are torn less, long ones cost less a step.
@@ -65,7 +67,7 @@ class TraceSink:
     trace with one line in the log; it never reaches the scheduler.
 
     Args:
-        path: replaced if it is there.
+        path: what is there is replaced if `not_replaceable` allows it.
         limit_bytes: the trace ends before its file grows beyond.
         facts: see `make_trace`.
         process: name for people.
@@ -74,6 +76,8 @@ class TraceSink:
     """
 
     def __init__(self, path: Path, limit_bytes: int, facts: Mapping[str, Any], process: str) -> None:
+        if why_not := not_replaceable(path):
+            raise FileExistsError(errno.EEXIST, why_not, str(path))
         pid, origin, unix_ns = os.getpid(), time.perf_counter_ns(), time.time_ns()
         self._events = Events(pid, origin, bool(facts.get("asynchronous")))
         self._file: TraceFile | None = TraceFile(
@@ -84,7 +88,8 @@ class TraceSink:
         self.faults = 0
         #: Called first when SIGTERM ends the process: whatever hands over the records still held back.
         self.before_end: Callable[[], None] | None = None
-        self._installed = _on_sigterm(self._terminated)
+        self._last_word = LastWord(self._terminated)
+        self._last_word.install()
 
     def __call__(self, records: np.ndarray) -> None:
         """Write records that are newer than those before; does nothing once the trace has ended."""
@@ -135,26 +140,9 @@ class TraceSink:
         if self._file is not None:
             file, self._file = self._file, None
             file.close()
-        if self._installed and signal.getsignal(signal.SIGTERM) == self._terminated:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._last_word.remove()
 
-    def _terminated(self, number: int, frame: Any) -> None:
-        try:
-            if self.before_end is not None:
-                self.before_end()
-            self.close()
-        finally:
-            # The process ends as it would have ended without us.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _on_sigterm(handler: Callable[[int, Any], None]) -> bool:
-    """Install the handler unless somebody else handles SIGTERM, or this is not the main thread."""
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        return False
-    try:
-        signal.signal(signal.SIGTERM, handler)
-    except ValueError:
-        return False
-    return True
+    def _terminated(self) -> None:
+        if self.before_end is not None:
+            self.before_end()
+        self.close()

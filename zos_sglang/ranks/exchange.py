@@ -26,7 +26,7 @@ _READ_A_TURN = 64
 
 
 class CannotCompareError(RuntimeError):
-    """Rows are missing on the way; the comparison ends, and says nothing against any rank."""
+    """Rows are missing on the way, or no rows; the comparison ends, and says nothing against any rank."""
 
 
 class Board(Protocol):
@@ -96,7 +96,7 @@ class Exchange:
         """Publish what is due and compare what is there; the first difference, when it is found.
 
         Raises:
-            CannotCompareError: rows are missing.
+            CannotCompareError: rows are missing, or another rank's cannot be read.
         """
         if self.differences:
             return None
@@ -115,7 +115,7 @@ class Exchange:
     def told_to_stop(self) -> str | None:
         """What another rank found, once it has found something."""
         told = self.board.get(STOP)
-        return None if told is None else told.decode()
+        return None if told is None else told.decode(errors="replace")
 
     @property
     def agreed(self) -> int:
@@ -177,7 +177,7 @@ class Exchange:
         theirs, peer.ahead = peer.ahead[: len(mine)], peer.ahead[len(mine) :]
         if mine != theirs:
             for a, b in zip(mine, theirs, strict=True):
-                found = None if a == b else first_difference(decode(a), decode(b), peer.fields)
+                found = None if a == b else first_difference(decode(a), _readable(b, peer), peer.fields)
                 if found is not None:
                     return found
                 peer.agreed += 1
@@ -194,3 +194,11 @@ class Exchange:
         if len(self._kept) > MOST_KEPT_ROWS:
             late = min(self.peers, key=lambda peer: peer.agreed).rank
             raise CannotCompareError(f"rank {late} has not shown its decisions for {len(self._kept)} of ours")
+
+
+def _readable(line: bytes, peer: Peer) -> Row:
+    """Another rank's row. Raises CannotCompareError where it is none: no decision differs by that."""
+    try:
+        return decode(line)
+    except (ValueError, TypeError, RecursionError):
+        raise CannotCompareError(f"rank {peer.rank} shows something that is no decision") from None

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+from zos_sglang.observe.trace_place import not_replaceable
+from zos_sglang.settings import shown
 from zos_sglang.upstream.versions import SUPPORTED, built_in, installed
 
 GENERAL_PLUGINS = "sglang.srt.plugins"
@@ -106,17 +108,26 @@ def check_trace(trace: str | None) -> None:
     """Refuse a trace that could not be written; `trace` is the setting."""
     if trace is None:
         return
-    path = Path(trace)
+    try:
+        problem = _trace_problem(Path(trace))
+    except OSError as error:  # a name too long, a loop of links
+        problem = f"{error.strerror}. Name another file"
+    if problem is not None:
+        raise PreflightError(f"ZOS_TRACE={shown(trace)} (--zos-trace): {problem}, or unset it.")
+
+
+def _trace_problem(path: Path) -> str | None:
+    """What is wrong with a trace's file, and the way out; None where it can be written. Raises OSError."""
     folder = path.parent
     if path.is_dir():
-        why, fix = "this is a folder", "Give a file in it, as trace.json"
-    elif not folder.is_dir():
-        why, fix = f"there is no folder {folder}", "Make it, or name another file"
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        why, fix = f"the folder {folder} cannot be written to", "Name a file elsewhere"
-    else:
-        return
-    raise PreflightError(f"ZOS_TRACE={trace} (--zos-trace): {why}. {fix}, or unset it.")
+        return "this is a folder. Give a file in it, as trace.json"
+    if not folder.is_dir():
+        return f"there is no folder {shown(str(folder))}. Make it, or name another file"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"the folder {folder} cannot be written to. Name a file elsewhere"
+    if why_not := not_replaceable(path):
+        return f"{why_not}. Remove it, or name another file"
+    return None
 
 
 def _is_local_path(value: str) -> bool:

@@ -378,24 +378,29 @@ class Runtime:
         """
         scheduler = self.scheduler
         deadline = time.monotonic() + self.settings.exit_timeout_s
-        queue = scheduler.result_queue
+        left = self._drain_until(deadline, scheduler.result_queue)
+        self._finish_transfers()
+        # Also of what was sent before a result that did not come.
+        _bound_linger(scheduler, max(0.0, deadline - time.monotonic()))
+        if left:
+            logger.error(
+                "zos-sglang: exit: %d results were not ready within ZOS_EXIT_TIMEOUT_S=%g",
+                *(left, self.settings.exit_timeout_s),
+            )
+        else:
+            logger.info("zos-sglang: exit: %d results drained", self.account.paths["drained"])
+
+    def _drain_until(self, deadline: float, queue: Any) -> int:
+        """Process results as they become ready; returns how many are left when the time is over."""
         while queue:
             done = queue[0][1].copy_done
             while done is not None and not done.query():
                 if time.monotonic() > deadline:
-                    logger.error(
-                        "zos-sglang: exit: %d results were not ready within ZOS_EXIT_TIMEOUT_S=%g",
-                        len(queue),
-                        self.settings.exit_timeout_s,
-                    )
-                    self._finish_transfers()
-                    return
+                    return len(queue)
                 time.sleep(_POLL_S)
             self._port.process(*queue.popleft())
             self.account.passed("drained")
-        self._finish_transfers()
-        _bound_linger(scheduler, max(0.0, deadline - time.monotonic()))
-        logger.info("zos-sglang: exit: %d results drained", self.account.paths["drained"])
+        return 0
 
     def _finish_transfers(self) -> None:
         """Let KV that is on its way arrive. By a count of polls, not by the clock: all ranks poll alike.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from zos_sglang import __version__
 from zos_sglang.observe.errors import ToolError
@@ -118,7 +119,7 @@ def show(found: dict[str, Any], console: Console) -> None:
     )
     for title, lines in (("Open until it starts", found["unresolved"]), ("Note", found["notes"])):
         for line in lines:
-            console.print(f"[bold]{title}:[/bold] {line}", markup=True)
+            console.print(f"[bold]{title}:[/bold] {escape(line)}")
 
 
 def _verdict(console: Console, what: str, state: str, found: list[dict[str, str]]) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 from zos_sglang.observe import signs
 from zos_sglang.observe.errors import ToolError
 from zos_sglang.observe.summary import summarise
-from zos_sglang.observe.tools.report_page import page
+from zos_sglang.observe.tools.report_page import TITLE, page
 from zos_sglang.observe.trace_reader import Trace, read
 
+#: A page states its title within so many bytes.
+_HEAD = 4096
 _HELP = "what a trace (ZOS_TRACE) says: timeline, distributions, reasons, signs; one page for a browser"
 
 
@@ -29,6 +31,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="FILE",
         help="page to write (default: report.html; with --json none)",
     )
+    command.add_argument(
+        "--force", action="store_true", help="overwrite a file at -o even if it is no page of this tool"
+    )
     command.add_argument("--json", action="store_true", help="print the numbers as JSON")
     command.set_defaults(show=show)
 
@@ -39,7 +44,7 @@ def show(args: argparse.Namespace) -> None:
     numbers = figures(trace)
     output = args.output or (None if args.json else Path("report.html"))
     if output is not None:
-        _write(output, page(args.trace.name, trace, numbers), args.trace)
+        _write(output, page(args.trace.name, trace, numbers), args.trace, args.force)
     for note in trace.notes:
         print(f"zos-sglang: note: {args.trace}: {note}", file=sys.stderr)
     if args.json:
@@ -51,7 +56,7 @@ def show(args: argparse.Namespace) -> None:
 def figures(trace: Trace) -> dict[str, Any]:
     """All numbers of the page, ready for JSON."""
     return {
-        "facts": trace.meta.get("facts", {}),
+        "facts": trace.facts,
         "ended": trace.ended,
         "notes": trace.notes,
         "summary": summarise(trace.records),
@@ -60,10 +65,30 @@ def figures(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _write(output: Path, content: str, trace: Path) -> None:
-    if output.exists() and output.samefile(trace):
-        raise ToolError(f"{output}: is the trace itself; name another file for the page")
+def _write(output: Path, content: str, trace: Path, force: bool) -> None:
+    """Write the page; over another page of ours, but over nothing else unless `force`. Raises ToolError.
+
+    What no encoding knows (half a surrogate pair, say, in a trace's facts) is shown as a question mark.
+    """
     try:
-        output.write_text(content, encoding="utf-8")
+        if not output.exists():
+            # Exclusively: a link that leads to nothing is not followed.
+            with output.open("x", encoding="utf-8", errors="replace") as file:
+                file.write(content)
+            return
+        if output.samefile(trace):
+            raise ToolError(f"{output}: is the trace itself; name another file for the page")
+        if not (force or _may_be_overwritten(output)):
+            raise ToolError(f"{output}: there is a file that is no report; name another one, or give --force")
+        output.write_text(content, encoding="utf-8", errors="replace")
     except OSError as error:
         raise ToolError(f"{output}: cannot be written: {error.strerror}") from error
+
+
+def _may_be_overwritten(output: Path) -> bool:
+    """Whether an earlier page stands there, nothing yet, or what holds nothing (a pipe, a terminal)."""
+    if output.is_fifo() or output.is_char_device():
+        return True
+    with output.open("rb") as file:
+        head = file.read(_HEAD)
+    return not head or TITLE.encode() in head

@@ -30,7 +30,9 @@ def histogram(values: np.ndarray, weights: np.ndarray | None, found: Mapping[str
     """
     us = values / 1000
     low, high = _limits(us, found)
-    counts, _ = np.histogram(us.clip(low, high), BINS, (low, high), weights=weights)
+    # Weights of a damaged trace may be beyond all numbers.
+    with np.errstate(invalid="ignore"):
+        counts, _ = np.histogram(us.clip(low, high), BINS, (low, high), weights=weights)
     beyond = int((us > high).sum())
     width = (WIDTH - 2 * _LEFT) / BINS
     floor = HEIGHT - _BOTTOM

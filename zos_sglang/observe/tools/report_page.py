@@ -32,6 +32,8 @@ PATH_COLOURS = {
     "resident": "#009e73",
     "resident-blocked": "#b8a000",
 }
+#: By which a page of ours is known. File names may be as long as the system likes.
+TITLE, _NAME = ": zos-sglang report</title>", 255
 _CHART_COLOUR = "#6b7f95"
 
 
@@ -56,13 +58,13 @@ def page(name: str, trace: Trace, numbers: Mapping[str, Any]) -> str:
         # Also a promise: a page that may load nothing cannot call home.
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:\">"
-        f"<title>{escape(name)}: zos-sglang report</title>"
+        f"<title>{escape(name[:_NAME])}{TITLE}"
         f"<style>{source['css']}</style></head><body><main>{''.join(parts)}</main>{script}</body></html>\n"
     )
 
 
 def _head(name: str, trace: Trace, numbers: Mapping[str, Any]) -> str:
-    facts = {key: value for key, value in trace.meta.get("facts", {}).items() if key != "asynchronous"}
+    facts = {key: value for key, value in trace.facts.items() if key != "asynchronous"}
     device = (
         "works beside the scheduler's thread"
         if trace.asynchronous

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -50,6 +51,9 @@ class Disturber:
         self.random = random.Random(f"disturbances/{seed}")
         self.done: Counter[str] = Counter()
         self.mode = modes[-1]
+        #: Seconds in each mode, up to the last switch.
+        self.seconds: Counter[str] = Counter()
+        self._since = time.monotonic()
         self._kinds: dict[str, tuple[int, Callable[[], Awaitable[None]]]] = {
             "switch": (40, self._switch),
             "flush": (12, self._flush),
@@ -103,10 +107,13 @@ class Disturber:
             if state["mode"] == mode and not state.get("pending_mode"):
                 break
             await asyncio.sleep(_POLL_S)
-        self.mode = mode
+        self.seconds[self.mode] += round(time.monotonic() - self._since)
+        self.mode, self._since = mode, time.monotonic()
 
     async def _switch(self) -> None:
-        await self.switch_to(self.random.choice([mode for mode in self.modes if mode != self.mode]))
+        others = [mode for mode in self.modes if mode != self.mode]
+        # The last one is what the soak is most about.
+        await self.switch_to(self.random.choice([*others, self.modes[-1]]))
 
     async def _flush(self) -> None:
         # Refused while requests run; with a timeout it waits for an idle moment that may not come.

@@ -38,6 +38,7 @@ def report_of(soak: Soak) -> dict[str, Any]:
         "retractions": tally.retractions,
         "longest_request_s": round(tally.longest_s, 2),
         "disturbances": dict(sorted(soak.disturber.done.items())),
+        "mode_seconds": dict(soak.disturber.seconds),
         "mode_switches": paths.get("mode-switches", 0),
         "faults_survived": lane.get("faults", 0) + paths.get("fallbacks", 0),
         "reasons": zos.get("reasons", {}),
@@ -97,6 +98,7 @@ def print_report(found: Mapping[str, Any]) -> None:
     table.add_row("output tokens", str(found["output_tokens"]))
     table.add_row("retractions", str(found["retractions"]))
     table.add_row("disturbances", ", ".join(f"{what} {n}" for what, n in found["disturbances"].items()))
+    table.add_row("seconds in a mode", ", ".join(f"{m} {n}" for m, n in found["mode_seconds"].items()))
     table.add_row("faults survived", str(found["faults_survived"]))
     table.add_row("lane's share", str(found["lane"]["share"]))
     for name, seen in found["growth"].items():

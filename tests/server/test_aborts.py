@@ -199,19 +199,9 @@ def test_the_pool_is_empty_two_steps_after_the_only_request_was_aborted(watched,
 
 def test_who_waits_is_aborted_without_ever_running(watched, mode):
     async def scenario(client: Client) -> None:
-        busy = [
-            asyncio.create_task(
-                client.generate(f"busy-{i}", watched.ids(9, 150 + i), greedy(LONG), stream=True)
-            )
-            for i in range(RUNNING)
-        ]
+        busy = [watched.ask(client, f"busy-{i}", LONG, stream=True) for i in range(RUNNING)]
         await started(client, *(f"busy-{i}" for i in range(RUNNING)))
-        late = [
-            asyncio.create_task(
-                client.generate(f"late-{i}", watched.ids(9, 160 + i), greedy(8), stream=i > 0)
-            )
-            for i in range(2)
-        ]
+        late = [watched.ask(client, f"late-{i}", 8, stream=i > 0) for i in range(2)]
         await asyncio.sleep(0.3)
         await client.control("/abort_request", {"rid": client.rid("late")})
         # Only whole ids are known to the front end; SGLang's scheduler takes the start of one.
@@ -238,13 +228,9 @@ def test_abort_all_meets_those_who_run_those_in_chunks_and_those_who_wait(watche
             for i, size in enumerate(sizes)
         ]
         await started(client, *(f"run-{i}" for i in range(0, len(sizes), 2)))
-        asked.append(asyncio.create_task(client.generate("chunks", watched.ids(2500, 220), greedy(8))))
-        asked += [
-            asyncio.create_task(
-                client.generate(f"late-{i}", watched.ids(9, 230 + i), greedy(8), stream=i == 0)
-            )
-            for i in range(4)
-        ]
+        asked.append(watched.ask(client, "chunks", 8, prompt=3600))
+        await asyncio.sleep(0.02)
+        asked += [watched.ask(client, f"late-{i}", LONG, stream=i == 0) for i in range(4)]
         await asyncio.sleep(0.05)
         await client.control("/abort_request", {"abort_all": True})
         for record in await asyncio.gather(*asked):
@@ -263,7 +249,8 @@ def test_a_client_that_hangs_up_is_aborted_like_any_other(watched, mode):
                 "stream": stream,
             }
             with pytest.raises(httpx.ReadTimeout):
-                async with client.http.stream("POST", "/generate", json=body, timeout=0.3) as answer:
+                patience = httpx.Timeout(60, read=0.3)
+                async with client.http.stream("POST", "/generate", json=body, timeout=patience) as answer:
                     begun = time.monotonic()
                     async for _ in answer.aiter_lines():
                         if time.monotonic() - begun > 0.2:
@@ -282,17 +269,10 @@ def test_a_client_that_hangs_up_is_aborted_like_any_other(watched, mode):
 
 def test_a_request_over_its_time_is_aborted_running_or_waiting(watched, mode):
     async def scenario(client: Client) -> None:
-        asked = [
-            asyncio.create_task(
-                client.generate(f"run-{i}", watched.ids(9, 400 + i), greedy(LONG), stream=i < 2)
-            )
-            for i in range(RUNNING)
-        ]
+        asked = [watched.ask(client, f"run-{i}", LONG, stream=i < 2) for i in range(RUNNING)]
         await started(client, "run-0", "run-1")
         await asyncio.sleep(0.2)
-        late = [
-            client.generate(f"late-{i}", watched.ids(9, 420 + i), greedy(8), stream=i == 0) for i in range(2)
-        ]
+        late = [watched.ask(client, f"late-{i}", 8, stream=i == 0) for i in range(2)]
         records = await asyncio.gather(*asked, *late)
         for record in records:
             assert "timeout reached" in f"{record.finish} {record.error}", record.name

@@ -8,7 +8,7 @@
     free      a request gave its KV slots back
     used      slots that neither are free nor belong to the prefix cache, at every intake after an abort
     load      a load was published for routers: requests running and waiting, slots used
-    refused   a request was refused because the queue is full; `waiting` is how many waited at that moment
+    asked     whether the queue has room for a request: `waiting` others at that moment, and whether `refused`
 
 Each carries `step`, the number of launches so far. A request whose id, or the part of it behind a dot, begins
 with `at-N-` is aborted at the first intake that finds N output tokens on the host: where the step in flight
@@ -116,10 +116,9 @@ class Watcher:
             loads = {"running": load.num_running_reqs, "waiting": load.num_waiting_reqs}
             self.write("load", **loads, used=load.num_used_tokens)
 
-    def refused(self, refused: bool, scheduler: Any, req: Any) -> None:
+    def asked(self, refused: bool, scheduler: Any, req: Any) -> None:
         """After the limit of the queue was asked about a request."""
-        if refused:
-            self.write("refused", rid=req.rid, waiting=len(scheduler.waiting_queue))
+        self.write("asked", rid=req.rid, waiting=len(scheduler.waiting_queue), refused=refused)
 
 
 def _used(scheduler: Any) -> int:

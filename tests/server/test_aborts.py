@@ -158,12 +158,15 @@ def test_an_abort_lets_out_only_what_was_in_flight(watched, mode):
             client.generate(f"at-{n}-x", watched.ids(8 + n % 9, 50 + n), greedy(LONG), stream=True)
             for n in depths
         ]
-        records: list[Record] = await asyncio.gather(*cut, *others)
+        grammar = {"temperature": 0, "max_new_tokens": LONG, "regex": "[a-d]{200,300}"}
+        spelt = client.generate("at-12-g", watched.ids(9, 90), grammar, stream=True)
+        *records, masked = await asyncio.gather(*cut, *others, spelt)
+        assert (masked.finish_type, masked.tokens) == ("abort", 13)
         assert [r.finish_type for r in records] == ["abort"] * len(depths) + ["length"] * 3
         # One token was on its way, as in stock; it stands in the last record.
         assert [r.tokens for r in records[: len(depths)]] == [n + 1 for n in depths]
 
-    ends = holds(watched.play(mode, scenario), least=len(depths))
+    ends = holds(watched.play(mode, scenario), least=len(depths) + 1)
     assert all(end["event"] == "out" for end in ends.values())
 
 

@@ -89,7 +89,7 @@ def questions(scale: Scale, vocab: int, seed: int) -> list[Question]:
         shared = source.choice(prefixes) if number % 2 else ()
         tail = ids(scale.long_tail if number % 8 == 7 else scale.tail)
         params: dict[str, Any] = {"ignore_eos": number % 3 == 0}
-        if number % 40 == 5:
+        if number % 10 == 5:
             params = {"regex": REGEX}
         if scale.oracle:
             params = {}

@@ -152,6 +152,11 @@ def test_growth_is_that_of_the_second_half():
     assert growth([]) == {}
 
 
+def test_memory_of_the_device_counts_like_that_of_a_process():
+    samples = [Sample(minute, {}, 0, 0, 0, gpu_mb=1000 + 3 * minute) for minute in range(4)]
+    assert growth(samples)["gpu"]["rss_mb_per_minute"] == 3.0
+
+
 def test_slope_of_a_line_is_its_slope():
     assert slope([(0, 1), (1, 3), (2, 5)]) == 2
     assert slope([(1, 1)]) == 0

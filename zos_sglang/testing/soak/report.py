@@ -18,10 +18,10 @@ _BAD = re.compile(
 )
 #: What a soak of at least so many minutes must have seen; a short one has no time for all of it.
 _WHOLE_MINUTES = 3.0
-#: MB a minute that a process may still grow by after warming up, and descriptors.
-RSS_LIMIT, FD_LIMIT = 4.0, 1.0
 #: The slope of a few points a minute apart is noise.
 _TREND_MINUTES = 5.0
+#: From so many minutes on, what a process may still grow by in a minute: MB, descriptors.
+LIMITS = ((30.0, 0.5, 0.2), (_TREND_MINUTES, 2.0, 1.0))
 
 
 def report_of(soak: Soak) -> dict[str, Any]:
@@ -76,8 +76,9 @@ def checks_of(soak: Soak, found: Mapping[str, Any]) -> list[Check]:
         checks.append(Check("all of it happened", all(seen.get(n) for n in wanted), seen))
         if "resident" in soak.settings.modes:
             checks.append(Check("decode steps rode the lane", bool(found["lane"]["steps"]), found["lane"]))
-    if found["minutes"] >= _TREND_MINUTES:
-        for name, limit in (("rss_mb_per_minute", RSS_LIMIT), ("fds_per_minute", FD_LIMIT)):
+    limits = next(((mb, fds) for minutes, mb, fds in LIMITS if found["minutes"] >= minutes), None)
+    if limits is not None:
+        for name, limit in zip(("rss_mb_per_minute", "fds_per_minute"), limits, strict=True):
             rates = {process: seen[name] for process, seen in found["growth"].items()}
             checks.append(Check(f"{name} at most {limit:g}", max(rates.values()) <= limit, rates))
     return checks

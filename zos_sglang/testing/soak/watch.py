@@ -76,10 +76,11 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 def growth(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
     """Per process: MB and descriptors a minute over the second half of the samples, and their last values.
 
-    The first half is warming up: caches of the allocators, of compiled grammars, of connections.
+    The first half is warming up: caches of the allocators, of compiled grammars, of connections. The device's
+    memory is the process `gpu`, without descriptors.
     """
     late = samples[len(samples) // 2 :] if len(samples) > 3 else samples
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     for name in late[-1].processes if late else ():
         seen = [(sample.minute, sample.processes[name]) for sample in late if name in sample.processes]
         found[name] = {
@@ -87,6 +88,14 @@ def growth(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
             "rss_mb_per_minute": round(slope([(at, process.rss_mb) for at, process in seen]), 3),
             "fds": seen[-1][1].fds,
             "fds_per_minute": round(slope([(at, float(process.fds)) for at, process in seen]), 3),
+        }
+    device = [(sample.minute, float(sample.gpu_mb)) for sample in late if sample.gpu_mb is not None]
+    if device:
+        found["gpu"] = {
+            "rss_mb": device[-1][1],
+            "rss_mb_per_minute": round(slope(device), 3),
+            "fds": 0,
+            "fds_per_minute": 0.0,
         }
     return found
 

@@ -92,12 +92,12 @@ def soak(args: argparse.Namespace) -> dict[str, Any]:
         idle_every_s=args.idle_every_s,
         faults="ZOS_FAULT" in config.env,
     )
+    head = {**provenance("soak"), "server": {"args": config.command_args(cuda_available())}}
     log = (args.out or Path(".cache/soak.json")).with_suffix(".server.log")
     with config.server(log, args.start_timeout_s) as server:
         run = Soak(server, settings, lambda line: print(line, file=sys.stderr, flush=True))
         asyncio.run(run.run())
         report = report_of(run)
-    head = {**provenance("soak"), "server": {"args": config.command_args(cuda_available())}}
     return {**head, "model": args.model, **report}
 
 

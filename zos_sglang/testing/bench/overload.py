@@ -6,7 +6,7 @@ import re
 import resource
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ from zos_sglang.testing.server import ServerProcess
 _AT_ONCE = 100_000.0
 _RETRACTED = re.compile(r"KV cache pool is full\. Retract requests\. #retracted_reqs: (\d+)")
 _REFUSED = "queue is full"
+#: Requests of a warm-up, at most.
+_WARM_UP = 128
 #: What is asked: throughput of stock at least, longest wait and P99 of a step at most.
 THROUGHPUT, WAIT, STEP = 0.95, 1.10, 1.25
 
@@ -95,9 +97,9 @@ class Overload:
         client.post("/set_internal_state", {"server_args": {"zos_report_steps": KEPT}})
 
     def measure(self, case: Case, modes: Sequence[str], repeats: int) -> dict[str, Any]:
-        """All runs of a case, modes in alternating order after one unmeasured run each. Raises BenchError."""
+        """All runs of a case, modes in alternating order, after a short warm-up each. Raises BenchError."""
         for mode in modes:
-            self.run(case, mode, seed=1_000_003)
+            self.run(replace(case, count=min(case.count, _WARM_UP)), mode, seed=1_000_003)
         runs = [
             {"repeat": repeat, **self.run(case, mode, seed=repeat)}
             for repeat in range(repeats)

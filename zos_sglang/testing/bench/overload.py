@@ -17,7 +17,7 @@ from zos_sglang.observe.record import KEPT
 from zos_sglang.testing.bench.arrivals import Load, Outcome, distribution, figures
 from zos_sglang.testing.bench.arrivals_load import Clients, cost
 from zos_sglang.testing.bench.check import Check
-from zos_sglang.testing.bench.client import BenchClient, BenchError
+from zos_sglang.testing.bench.client import BenchClient
 from zos_sglang.testing.bench.counters import gained
 from zos_sglang.testing.bench.stats import base_of, order_of, ratio
 from zos_sglang.testing.server import ServerProcess
@@ -111,9 +111,7 @@ class Overload:
         """One load in one mode, from an empty prefix cache."""
         client = self.client
         client.switch(mode)
-        flushed = client.http.post("/flush_cache", params={"timeout": 10})
-        if flushed.status_code != 200:
-            raise BenchError(f"/flush_cache answered {flushed.status_code}: {flushed.text[:300]}")
+        client.flush()
         before, logged = client.zos(), len(self.server.log_text())
         reports = self.clients.play(case.load(self.vocab, seed).requests(), case.output)
         after = client.zos()

@@ -165,6 +165,7 @@ def test_slope_of_a_line_is_its_slope():
 def test_processes_of_a_server_are_seen_with_memory_and_descriptors():
     own = processes_of(os.getpid())["launcher"]
     assert own.rss_mb > 10 and own.fds > 2 and own.threads >= 1
+    assert own.kinds["file"] >= 1 and abs(sum(own.kinds.values()) - own.fds) <= 3
 
 
 def test_the_flags_of_a_soak_switch_the_canary_on():

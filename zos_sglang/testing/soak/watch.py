@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,11 +17,15 @@ _MB = 1 << 20
 
 @dataclass(frozen=True)
 class Process:
-    """One process: `rss_mb` resident memory, `fds` open descriptors, `threads`."""
+    """One process: `rss_mb` resident memory, `fds` open descriptors, `threads`.
+
+    `kinds` counts the descriptors by what they are, so that a leak has a name.
+    """
 
     rss_mb: float
     fds: int
     threads: int
+    kinds: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,22 @@ def processes_of(pid: int) -> dict[str, Process]:
                 while name in found:
                     name += "+"
                 memory = process.memory_info().rss / _MB
-                found[name] = Process(round(memory, 1), process.num_fds(), process.num_threads())
+                kinds = descriptors_of(process.pid)
+                found[name] = Process(
+                    round(memory, 1), process.num_fds(), process.num_threads(), dict(sorted(kinds.items()))
+                )
     return found
+
+
+def descriptors_of(pid: int) -> Counter[str]:
+    """Open descriptors of a process by kind: socket, pipe, anon_inode:[eventfd], file."""
+    kinds: Counter[str] = Counter()
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                target = str(entry.readlink())
+                kinds["file" if target.startswith("/") else target.split(":[", maxsplit=1)[0]] += 1
+    return kinds
 
 
 def gpu_memory_mb() -> int | None:

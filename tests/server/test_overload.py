@@ -72,7 +72,7 @@ class Wave:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_limit_of_the_queue_is_held_against_the_queue_of_that_moment(client, account, mode):
-    wave = Wave(client, account, mode, requests=60, tokens=40)
+    wave = Wave(client, account, mode, requests=60)
     asked = wave.of("asked")
     assert [e for e in asked if e["refused"] != (e["waiting"] + 1 > QUEUED)] == []
     refused = sum(e["refused"] for e in asked)
@@ -96,7 +96,7 @@ def test_what_routers_see_is_no_older_than_the_interval_that_was_set(client, acc
 
 
 def test_when_everyone_is_retracted_all_are_served_as_in_stock_and_nobody_waits_much_longer(client, account):
-    waves = {mode: Wave(client, account, mode, requests=RUNNING + QUEUED) for mode in (*MODES, "stock")}
+    waves = {mode: Wave(client, account, mode, requests=QUEUED) for mode in (*MODES, "stock")}
     stock = waves["stock"]
     assert set(stock.statuses) == {200} and stock.retractions > 0
     for mode in ("overlap", "resident"):

@@ -139,6 +139,8 @@ def register() -> None:
     for target, hook, kind in (
         (f"{_SCHEDULER}.process_input_requests", watcher.intake, HookType.BEFORE),
         (f"{_SCHEDULER}.abort_request", watcher.abort, HookType.BEFORE),
+        (f"{_SCHEDULER}.publish_load_snapshot", watcher.published, HookType.AFTER),
+        (f"{_SCHEDULER}._abort_on_queued_limit", watcher.asked, HookType.AFTER),
         (
             f"{_COMPONENTS}.request_receiver.SchedulerRequestReceiver.recv_requests",
             watcher.received,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from tests.unit.made_records import records
 from zos_sglang.observe.names import AFTER_IDLE
-from zos_sglang.testing.bench.arrivals import Outcome
+from zos_sglang.testing.bench.arrivals import Outcome, Request
+from zos_sglang.testing.bench.arrivals_load import body_of
 from zos_sglang.testing.bench.overload import cases, checks_of, of_clients, step_times, summarise
-from zos_sglang.testing.bench.overload_cli import parser
+from zos_sglang.testing.bench.overload_cli import endless, parser
 
 CASES = {case.name: case for case in cases(streams=2000, running=64)}
 
@@ -95,6 +97,14 @@ def test_every_case_is_more_than_its_server_takes():
         if case.retracts:
             assert int(flags["--max-total-tokens"]) * 2 < running * (case.prompt + case.output)
     assert CASES["streams"].count == 2000
+
+
+def test_requests_may_be_retracted_and_still_have_their_full_length(tmp_path):
+    (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
+    body = json.loads(body_of(Request(0, 0.0, [1, 2]), 5, endless(tmp_path)))
+    params = body["sampling_params"]
+    assert params["ignore_eos"] is False and params["logit_bias"] == {"7": -100.0}
+    assert params["max_new_tokens"] == 5
 
 
 def test_a_case_that_does_not_exist_is_refused_by_name(capsys):

@@ -130,10 +130,22 @@ def _case(args: argparse.Namespace, case: Case) -> dict[str, Any]:
     log = args.out.with_suffix(f".{case.name}.log")
     with config.server(log, args.start_timeout_s) as server, BenchClient(server.url) as client:
         processes = args.clients or (1 if few else 4)
-        with Clients(server.url, processes, incremental=True, timeout_s=args.timeout_s) as clients:
+        clients = Clients(
+            server.url, processes, incremental=True, timeout_s=args.timeout_s, sampling=endless(model)
+        )
+        with clients:
             bench = Overload(server, client, clients, vocabulary(model), _say)
             found = bench.measure(case, args.modes, args.repeats)
     return {**found, "server": {"args": config.command_args(cuda_available())}}
+
+
+def endless(model: Path) -> dict[str, Any]:
+    """Sampling parameters of answers that go on to their limit, although admission does not know it.
+
+    Not ignore_eos: admission keeps room for such requests to their very end, and never retracts one.
+    """
+    eos = json.loads((model / "config.json").read_text())["eos_token_id"]
+    return {"ignore_eos": False, "logit_bias": {str(eos): -100.0}}
 
 
 def _say(line: str) -> None:

@@ -15,7 +15,7 @@ COVER := --cov=zos_sglang.settings --cov=zos_sglang.upstream --cov=zos_sglang.ov
 	--cov=zos_sglang.resident --cov=zos_sglang.observe --cov=zos_sglang.patchset --cov-report=term-missing:skip-covered --cov-fail-under=90
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo serve test test-matrix patches-check lint audit docs browser clean
+.PHONY: help env demo serve test test-matrix patches-check soak lint audit docs browser clean
 # The older release that test-matrix runs beside .venv's; an environment of 11 GB.
 OLDER := 0.5.22
 OLDER_VENV := .cache/venv-$(OLDER)
@@ -63,11 +63,16 @@ browser: ## Chromium, in which a test looks at a report; as root on Debian it is
 		--no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
 		echo "note: no Chromium, and it cannot be installed here: tests that look at a page are skipped"
 
-test: lint audit browser ## lint and audit, then every test that this machine can run, with coverage
+test: lint audit browser ## lint and audit, then every test that this machine can run, with coverage; ZOS_SOAK_MINUTES=0: no soak
 	$(PY) -m pytest $(MARKS) $(COVER) $(ARGS)
 
 patches-check: env ## the source patches on a scratch copy of SGLang: applied, run, taken out (part of test)
 	$(PY) -m pytest tests/unit/test_patchset_hooks.py tests/server/test_source_patches.py $(ARGS)
+
+MINUTES ?= 10
+
+soak: env ## MINUTES=10 of load and disturbance on one server, every answer judged (part of test)
+	$(PY) scripts/soak.py --minutes $(MINUTES) $(ARGS)
 
 # What every supported release has to pass, each in an environment of its own: the hook table, the patch set,
 # start-up, and the same answers as stock in modes overlap and resident.

@@ -11,7 +11,7 @@ import gc
 import json
 import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -32,7 +32,10 @@ BUSY_SHARE, LAG_MS = 0.5, 5.0
 
 @dataclass(frozen=True)
 class Share:
-    """What one client process does. `start` is the system's monotonic clock at time 0 of the schedule."""
+    """What one client process does. `start` is the system's monotonic clock at time 0 of the schedule.
+
+    `sampling` are further sampling parameters of every request.
+    """
 
     url: str
     requests: Sequence[Request]
@@ -95,9 +98,9 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def body_of(request: Request, output: int) -> bytes:
-    """The request's body, greedy and of exactly `output` tokens."""
-    sampling = {"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
+def body_of(request: Request, output: int, more: Mapping[str, Any] | None = None) -> bytes:
+    """The request's body, greedy and of exactly `output` tokens; `more` sampling parameters win."""
+    sampling = {"temperature": 0, "max_new_tokens": output, "ignore_eos": True, **(more or {})}
     body = {"input_ids": request.ids, "sampling_params": sampling, "stream": True}
     return json.dumps(body, separators=(",", ":")).encode()
 
@@ -154,8 +157,16 @@ def _outcome(sent: _Sent, share: Share) -> Outcome:
 class Clients:
     """Client processes that live as long as the benchmark. A context manager."""
 
-    def __init__(self, url: str, processes: int, *, incremental: bool, timeout_s: float) -> None:
-        self.url, self.processes = url, processes
+    def __init__(
+        self,
+        url: str,
+        processes: int,
+        *,
+        incremental: bool,
+        timeout_s: float,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.url, self.processes, self.sampling = url, processes, dict(sampling or {})
         self.incremental, self.timeout_s = incremental, timeout_s
         # Not forked: the parent may hold a CUDA context and threads.
         self._pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
@@ -189,6 +200,7 @@ class Clients:
                 self.incremental,
                 start,
                 self.timeout_s,
+                self.sampling,
             )
             for place in range(self.processes)
         ]

@@ -18,11 +18,8 @@ import httpx
 
 from zos_sglang.testing.server import ServerProcess
 
-ARGS = (
-    *("--kv-canary", "raise"),
-    *("--sampling-backend", "token_oracle"),
-    *("--load-format", "dummy"),
-)
+FLAGS = ("--kv-canary", "raise", "--sampling-backend", "token_oracle")
+ARGS = (*FLAGS, "--load-format", "dummy")
 ENV = {
     "SGLANG_KV_CANARY_ENABLE_WRITE_INPUT_ASSERT": "1",
     "SGLANG_KV_CANARY_ENABLE_TOKEN_ORACLE": "1",

@@ -66,6 +66,7 @@ class NativeStream:
     def _extend(self, event: dict[str, Any]) -> None:
         record = self.record
         assert record.token_ids is not None
+        event.setdefault("text", "")  # a server without a tokenizer sends none
         if self.incremental:
             record.text += event["text"]
             record.token_ids.extend(event["output_ids"])

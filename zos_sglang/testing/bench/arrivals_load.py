@@ -43,6 +43,7 @@ class Share:
     incremental: bool
     start: float
     timeout_s: float
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
     def wanted(self, request: Request) -> int:
         """How many tokens a request asks for."""
@@ -70,7 +71,9 @@ class _Sent:
 
 def play(share: Share) -> Report:
     """Send one client's share and read its answers; JSON is read only when all of them are there."""
-    waiting = [_Sent(request, body_of(request, share.wanted(request))) for request in share.requests]
+    waiting = [
+        _Sent(request, body_of(request, share.wanted(request), share.sampling)) for request in share.requests
+    ]
     cpu, begin = [0.0, 0.0], share.start
     lags: list[float] = []
     # A collection amid the run would stop the clock of every stream; nothing here makes cycles.

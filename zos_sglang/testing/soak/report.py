@@ -21,7 +21,7 @@ _WHOLE_MINUTES = 3.0
 #: The slope of a few points a minute apart is noise.
 _TREND_MINUTES = 5.0
 #: From so many minutes on, what a process may still grow by in a minute: MB, descriptors.
-LIMITS = ((30.0, 0.5, 0.2), (_TREND_MINUTES, 2.0, 1.0))
+LIMITS = ((30.0, 0.5, 1.0), (_TREND_MINUTES, 2.0, 1.0))
 
 
 def report_of(soak: Soak) -> dict[str, Any]:

@@ -142,11 +142,14 @@ def _alike(records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _step(records: np.ndarray, known: Mapping[tuple[int, int], Step]) -> Step:
     """The model's inputs for the steps that are judged, whichever path they took."""
+    # On an idle device the samples begin at the submission, and the launch counts in: not once more, then.
+    gap = median_us(records["gpu_gap"][records["gpu_gap"] >= 0])
+    idle = gap is not None and gap * 1000 > GAP_NS
     own = Step(
         gpu=gpu(records),
         cpu=busy(records),
         d2h=median_us(records["d2h"][records["d2h"] >= 0]) or 0.0,
-        cpu_serial=serial(records),
+        cpu_serial=serial(records, "t_forward" if idle else "t_launched"),
     )
     if not records.size:
         return own

@@ -58,7 +58,8 @@ class Settings(BaseModel):
         None,
         description="When a prefill follows a prefill. never: always overlap them. always: "
         "finish the first before the second starts. first-token: finish it first only if a client "
-        "waits for its first token (it streams, or its answer ends there). Unset: "
+        "waits for its first token (it streams, or its answer ends there) and the second is not launched as "
+        "one CUDA graph, which would not hold that token up. Unset: "
         "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP decides if it is set, else first-token. Has "
         "effect in modes overlap and resident.",
     )

@@ -139,6 +139,19 @@ def test_one_waiting_request_among_others_is_enough():
     assert decide(batch("prefill"), pending).reason is Reason.OVERLAPPED
 
 
+def test_a_prefill_that_is_launched_as_one_graph_holds_no_first_token_up():
+    small = batch("prefill")
+    decide = make_guard(PrefillRule.FIRST_TOKEN, dp_attention=False, quick=lambda one: one is small)
+    pending = batch("prefill", reqs=[Waiting(stream=True)])
+    assert decide(small, pending).reason is Reason.OVERLAPPED
+    assert decide(batch("prefill"), pending).reason is Reason.FIRST_TOKEN
+
+
+def test_under_always_even_a_prefill_of_one_graph_waits():
+    decide = make_guard(PrefillRule.ALWAYS, dp_attention=False, quick=lambda one: True)
+    assert decide(batch("prefill"), batch("prefill", reqs=[Waiting()])).reason is Reason.CONSECUTIVE_PREFILL
+
+
 def test_mode_sync_never_overlaps_and_looks_at_nothing():
     decide = make_guard(PrefillRule.NEVER, dp_attention=False, sync=True)
     for pending in (None, object()):

@@ -113,15 +113,26 @@ def someone_will_wait_for_first_token(batch: Batch) -> bool:
     return any(req is not batch.chunked_req and _is_waited_for(req) for req in batch.reqs)
 
 
-def prefill_guard(rule: PrefillRule, batch: Batch, pending: Batch) -> OverlapDecision | None:
-    """Consecutive prefill outside DP attention. Mixed batches count as prefill, as upstream's do."""
+def _never_quick(batch: Batch) -> bool:
+    """Kernel by kernel: what is taken for granted where nothing else is known of `batch`."""
+    return False
+
+
+def prefill_guard(
+    rule: PrefillRule, batch: Batch, pending: Batch, quick: Callable[[Batch], bool] = _never_quick
+) -> OverlapDecision | None:
+    """Consecutive prefill outside DP attention. Mixed batches count as prefill, as upstream's do.
+
+    A prefill that is launched sooner than the device computes one (`quick`) holds no first token up: its
+    thread waits for the pending result after the launch anyway. To wait before only leaves the device idle.
+    """
     if rule is PrefillRule.NEVER:
         return None
     if not (batch.forward_mode.is_extend() and pending.forward_mode.is_extend()):
         return None
     if rule is PrefillRule.ALWAYS:
         return CONSECUTIVE_PREFILL
-    return FIRST_TOKEN if someone_waits_for_first_token(pending) else None
+    return FIRST_TOKEN if someone_waits_for_first_token(pending) and not quick(batch) else None
 
 
 def grammar_guard(batch: Batch) -> OverlapDecision | None:
@@ -136,7 +147,11 @@ def grammar_guard(batch: Batch) -> OverlapDecision | None:
 
 
 def make_guard(
-    rule: PrefillRule, *, dp_attention: bool, sync: bool = False
+    rule: PrefillRule,
+    *,
+    dp_attention: bool,
+    sync: bool = False,
+    quick: Callable[[Batch], bool] = _never_quick,
 ) -> Callable[[Batch, Any], OverlapDecision]:
     """Build the decision function of one event loop.
 
@@ -144,6 +159,7 @@ def make_guard(
         rule: the consecutive-prefill rule.
         dp_attention: upstream's `require_mlp_sync`; the rule then sees `RankEqual` values only.
         sync: mode `sync`: nothing ever overlaps.
+        quick: whether a prefill is launched as one graph, by what all ranks know alike.
 
     Returns:
         `decide(batch, pending)`, called once per launch; `pending` is the batch whose result waits
@@ -158,7 +174,7 @@ def make_guard(
         if dp_attention:
             against = dp_prefill_guard(rule, RankEqual.of(batch), RankEqual.of(pending))
         else:
-            against = prefill_guard(rule, batch, pending)
+            against = prefill_guard(rule, batch, pending, quick)
         return against or grammar_guard(batch) or OVERLAPPED
 
     return decide

@@ -30,6 +30,7 @@ from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.settings import Settings
 from zos_sglang.upstream.first_token import FirstTokenExchange
+from zos_sglang.upstream.prefill_graph import launched_as_graph
 from zos_sglang.upstream.releases import defers_coarse_barrier
 from zos_sglang.upstream.roles import COLOCATED, PREFILL, Role, role_of
 from zos_sglang.upstream.stock_bridge import SwitchMode, bridge_into_stock, leave_stock
@@ -205,7 +206,7 @@ class Runtime:
             # Once: what keeps the lane closed for a server does not change while it runs.
             self._lane, self._make_lane = self._make_lane(), lambda: None
         rule, dp_attention = self.prefill_rule(), bool(scheduler.require_mlp_sync)
-        guard = make_guard(rule, dp_attention=dp_attention, sync=sync)
+        guard = make_guard(rule, dp_attention=dp_attention, sync=sync, quick=launched_as_graph(scheduler))
         self.first_token.active = dp_attention and rule is PrefillRule.FIRST_TOKEN and not sync
         loop = EventLoop(
             self._port,

@@ -102,6 +102,39 @@ def test_a_reason_has_its_path(clocks: Clocks, reason: Reason, resident: bool, p
 # ---------------------------------------------------------------- what holds a step up
 
 
+class Asked(Event):
+    """Counts how often the device was asked."""
+
+    times = 0
+
+    def query(self) -> bool:
+        Asked.times += 1
+        return super().query()
+
+
+def overlapped(it: Any, clocks: Clocks, waits: list[int]) -> list[int]:
+    """Iterations whose results take so long to wait for; how often each asked the device."""
+    found, pending = [], None
+    for wait in waits:
+        before = Asked.times
+        it.begin()
+        new = launch(it, result(Asked(clocks, wait)), depth=int(pending is not None))
+        if pending is not None:
+            process(it, pending)
+        pending = new
+        it.end()
+        found.append(Asked.times - before)
+    return found
+
+
+def test_a_device_that_is_waited_for_is_not_asked_whether_it_is_done(clocks: Clocks) -> None:
+    assert overlapped(new_recorder(), clocks, [30_000] * 6) == [1, 1, 0, 0, 0, 0]
+
+
+def test_it_is_asked_again_once_a_result_was_there(clocks: Clocks) -> None:
+    assert overlapped(new_recorder(), clocks, [30_000, 30_000, 0, 0, 30_000, 30_000]) == [1, 1, 0, 1, 2, 1]
+
+
 @pytest.mark.parametrize(("asked", "ready"), [("begin", "at-begin"), ("launch", "at-launch")])
 def test_a_result_that_is_there_before_the_next_launch_makes_that_one_cpu_bound(
     clocks: Clocks, asked: str, ready: str

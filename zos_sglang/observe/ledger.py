@@ -8,6 +8,7 @@ from time import perf_counter_ns as now
 from time import thread_time_ns
 
 from zos_sglang.observe.complete import AT_BEGIN
+from zos_sglang.observe.complete import WAITED as READY_WAITED
 from zos_sglang.observe.gpu_clock import GpuClock
 from zos_sglang.observe.keeper import SETTLED, Keeper
 from zos_sglang.observe.record import Ring
@@ -26,7 +27,7 @@ from zos_sglang.observe.tape import (
     WAIT,
 )
 from zos_sglang.observe.wait import WaitClock
-from zos_sglang.overlap.watch import PROCESS, PROCESSED
+from zos_sglang.overlap.watch import ASKS, PROCESS, PROCESSED
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Ledger(Keeper):
 
     __slots__ = (
         *("on_fault", "stopped", "after", "_detail", "_flags", "_fresh", "_cpu", "_stop"),
-        *("_armed", "_unknown", "_newest"),
+        *("_armed", "_unknown", "_newest", "_waits", "_every"),
     )
 
     def __init__(
@@ -58,6 +59,8 @@ class Ledger(Keeper):
         self.after: Callable[[], None] | None = None
         self._detail = False
         self._flags = 0
+        #: Steps from one sample of the device's time to the next.
+        self._every = gpu.every if gpu is not None else 0
         self.clear()
 
     def clear(self) -> None:
@@ -69,6 +72,8 @@ class Ledger(Keeper):
         self._newest: WaitClock | None = None
         #: Results that are pending from before this watched.
         self._unknown = 0
+        #: The last result was waited for: the device is the slower one, and asking it early finds nothing.
+        self._waits = False
         self._cpu = 0
         self._next_reading()
         self._fresh = True
@@ -126,7 +131,11 @@ class Ledger(Keeper):
         if self.rows >= self._full or t >= self.due_at:
             self.settle_now()
         if self.asynchronous:
-            self._ask(AT_BEGIN)
+            if self._waits:
+                every = self._every
+                self.stamps[ASKS] = every != 0 and (self.launches + 1) % every <= 1
+            else:
+                self._ask(AT_BEGIN)
         if self.after is not None:
             self.after()
 
@@ -150,6 +159,7 @@ class Ledger(Keeper):
         clock = self.open.popleft()
         if clock is not None:
             stamps[READY], stamps[T_READY], stamps[WAIT] = clock.ready, clock.t_ready, clock.waited
+            self._waits = clock.ready == READY_WAITED
 
     def cut(self) -> None:
         """Whatever the thread does until the next begin belongs to no step."""

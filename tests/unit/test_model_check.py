@@ -113,9 +113,23 @@ def test_step_records_predict_each_other(tmp_path: Path) -> None:
 
 def test_a_miss_without_a_reason_is_said_to_be_one() -> None:
     assert cause(0.04, None, None) is None
-    assert cause(0.2, 0.1, 1.1) == "not explained by the thread's CPU"
-    assert cause(0.2, None, None) == "not explained by the thread's CPU"
+    assert cause(0.2, 0.1, 1.1) == "not explained by the mode's own CPU or device time"
+    assert cause(0.2, None, None) == "not explained by the mode's own CPU or device time"
     assert (cause(-0.06, -0.04, 1.02) or "").startswith("in part: ")
+
+
+def test_a_lane_forecast_from_loops_with_gaps_on_the_device_says_how_long_those_are(tmp_path: Path) -> None:
+    path = steps(tmp_path / "steps.json")
+    data = json.loads(path.read_text())
+    for wave in data["waves"]:
+        if wave["mode"] != "resident":
+            wave["records"]["gpu"] = [2 * us for us in wave["records"]["gpu"]]
+    path.write_text(json.dumps(data))
+    found = [one for one in map(line, records.cases(path)) if one and one["mode"] == "resident"]
+    assert len(found) == 6
+    for one in found:
+        assert not one["within"] and one["own_cpu_within"] and one["gpu_ratio"] == 2
+        assert one["cause"].startswith("a step took the device 2.00 times as long in the loops")
 
 
 def test_a_summary_counts_by_mode(tmp_path: Path) -> None:

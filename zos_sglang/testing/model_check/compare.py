@@ -32,23 +32,30 @@ def line(case: Case) -> dict[str, Any] | None:
         "own_cpu_error": None if own_error is None else round(own_error, 4),
         "own_cpu_within": None if own_error is None else abs(own_error) <= LIMIT,
         "cpu_ratio": None if case.cpu_ratio is None else round(case.cpu_ratio, 3),
-        "cause": cause(error, own_error, case.cpu_ratio),
+        "gpu_ratio": None if case.gpu_ratio is None else round(case.gpu_ratio, 3),
+        "cause": cause(error, own_error, case.cpu_ratio, case.gpu_ratio),
         "inputs_us": _parts(case.step),
         "own_cpu_inputs_us": None if case.own is None else _parts(case.own),
         "sources": case.sources,
     }
 
 
-def cause(error: float, own_error: float | None, cpu_ratio: float | None) -> str | None:
-    """Why a prediction misses by more than the limit, as far as the thread's CPU tells; None if it does not.
+def cause(
+    error: float, own_error: float | None, cpu_ratio: float | None, gpu_ratio: float | None = None
+) -> str | None:
+    """Why a prediction misses by more than the limit, as far as the mode's own input tells; None if it does not.
 
-    The thread's CPU explains a miss if the prediction with the mode's own CPU holds, with half the error.
+    That is the thread's CPU, for the lane the device's time: it explains a miss if the prediction with it
+    holds, with half the error.
     """
     if abs(error) <= LIMIT:
         return None
-    if own_error is None or cpu_ratio is None or abs(own_error) > LIMIT:
-        return "not explained by the thread's CPU"
-    text = f"the thread took {cpu_ratio:.2f} times the CPU for the same work as in the mode it was taken from"
+    if own_error is None or (cpu_ratio is None and gpu_ratio is None) or abs(own_error) > LIMIT:
+        return "not explained by the mode's own CPU or device time"
+    if gpu_ratio is not None:
+        text = f"a step took the device {gpu_ratio:.2f} times as long in the loops, whose launches leave gaps in it"
+    else:
+        text = f"the thread took {cpu_ratio:.2f} times the CPU for the same work as in the mode it was taken from"
     return text if abs(own_error) <= abs(error) / 2 else f"in part: {text}"
 
 

@@ -63,7 +63,11 @@ def _setting(setting: Setting, modes: dict[str, np.ndarray]) -> Iterator[Case]:
         sources = {"G": "events of other modes", "D": "events of other modes"}
         if mode == "resident":
             lane = replace(device, cpu_lane=busy(records[in_lane(records)]))
-            yield Case(setting, mode, measured, lane, {**sources, "L": "resident"})
+            bare = gpu(records)
+            own = replace(lane, gpu=bare) if bare else None
+            times = _ratio(device.gpu, bare)
+            sources["L"] = "resident"
+            yield Case(setting, mode, measured, lane, sources, own, gpu_ratio=times)
             continue
         donor = next((name for name in _DONORS.get(mode, ()) if name in others), None)
         if donor is not None:

@@ -25,8 +25,8 @@ class Case:
     Every input of `step` comes from other modes (`sources` says which), except L, which the lane alone has.
     `own` is the same with the CPU time of the thread in the mode itself (its thread clock, not the time that
     is predicted), which tells the model's error from the host's: the same work of the same machine takes more
-    or less CPU from wave to wave. `cpu_ratio` is that CPU over the CPU that `step` was made with. For the lane
-    `own` has the device's time in the lane instead, and `gpu_ratio` is that of `step` over it.
+    or less CPU from wave to wave. `cpu_ratio` is that CPU over the CPU that `step` was made with. For the
+    lane `own` has the device's time in the lane instead, and `gpu_ratio` is that of `step` over it.
     """
 
     setting: Setting

@@ -43,7 +43,7 @@ def line(case: Case) -> dict[str, Any] | None:
 def cause(
     error: float, own_error: float | None, cpu_ratio: float | None, gpu_ratio: float | None = None
 ) -> str | None:
-    """Why a prediction misses by more than the limit, as far as the mode's own input tells; None if it does not.
+    """Why a prediction misses by more than the limit, as far as the mode's own input tells; None if it holds.
 
     That is the thread's CPU, for the lane the device's time: it explains a miss if the prediction with it
     holds, with half the error.
@@ -53,9 +53,9 @@ def cause(
     if own_error is None or (cpu_ratio is None and gpu_ratio is None) or abs(own_error) > LIMIT:
         return "not explained by the mode's own CPU or device time"
     if gpu_ratio is not None:
-        text = f"a step took the device {gpu_ratio:.2f} times as long in the loops, whose launches leave gaps in it"
+        text = f"a step took the device {gpu_ratio:.2f} times as long in the loops: gaps of their launches"
     else:
-        text = f"the thread took {cpu_ratio:.2f} times the CPU for the same work as in the mode it was taken from"
+        text = f"the thread took {cpu_ratio:.2f} times the CPU for the same work as in the mode it is from"
     return text if abs(own_error) <= abs(error) / 2 else f"in part: {text}"
 
 

@@ -30,7 +30,7 @@ from zos_sglang.upstream.runtime import Runtime
 #: It logs every refusal.
 logging.getLogger("sglang.srt.managers.scheduler_components.internal_state").setLevel(logging.ERROR)
 SETTINGS = Settings.load({"ZOS_MODE": "resident", "ZOS_TRACE": "t.json"})
-KEYS = ("zos_mode", "zos_floor", *record_handlers(SimpleNamespace()))
+KEYS = ("zos_mode", "zos_consecutive_prefill", "zos_floor", *record_handlers(SimpleNamespace()))
 #: What a request might hope to reach: other settings, names of Python, and names of ours.
 _OTHERS = (
     "zos_trace",
@@ -167,7 +167,8 @@ def check(pieces: list[bytes]) -> str:
 
     with patch.object(entry, "runtime", runtime):
         _drive(ModeNames(_backend)(dict(_SCOPE), receive, send))
-    assert runtime.settings is SETTINGS, "a request changed a setting"
+    rule = {"consecutive_prefill": SETTINGS.consecutive_prefill}
+    assert runtime.settings.model_copy(update=rule) == SETTINGS, "a request changed another setting"
     assert runtime.pending in (None, *MODES)
     assert runtime.mode == "resident", "a switch waits for the step's end"
     assert isinstance(runtime.observation.reported, int) and 0 <= runtime.observation.reported <= KEPT
@@ -178,7 +179,7 @@ def check(pieces: list[bytes]) -> str:
     assert not switched or (status, body) == (200, b"[true]"), "a refused request switched"
     if status == 400:
         message = json.loads(body)["error"]["message"]
-        assert "zos_mode" in message or "mode" in message
+        assert "mode" in message or "zos_consecutive_prefill" in message
         assert len(message) < 700
     return "switched" if switched else {200: body.decode(), 400: "400", 422: "422"}[status]
 

@@ -143,6 +143,14 @@ class Running:
             probe.bind(("127.0.0.1", self.server.port))
 
 
+def killed(process: psutil.Process, within_s: float) -> None:
+    """Wait until a process is dead; who has started it may not have collected it yet."""
+    end = time.monotonic() + within_s
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end, f"alive after {within_s} s"
+        time.sleep(0.05)
+
+
 def left_shared(held: Holdings) -> list[str]:
     """Shared memory that still has its name, and that SGLang would not leave by itself."""
     left = [path for path in held.shared if os.path.exists(path)]
@@ -255,7 +263,7 @@ def test_a_stuck_device_does_not_outlive_a_failed_health_check_and_sigterm(
     running.processes["main"].send_signal(signal.SIGTERM)
     # SGLang gives the scheduler 15 s to exit, which it cannot, and kills it. Its HTTP server then waits for the
     # client of the open stream, which gives up a minute after the last token.
-    scheduler.wait(25)
+    killed(scheduler, 25)
     took = running.gone(75)
     print(f"hang: {took:.1f} s")
     running.check_released(held)

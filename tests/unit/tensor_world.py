@@ -330,6 +330,7 @@ class TensorWorld:
                 extra_steps=lane.extra_steps,
                 row_ended=lane.row_ended,
                 release_waits=port.schedule_waits_for_forward,
+                failed=lane.fail,
             )
         device.finish()  # start-up is over before anything is served
 

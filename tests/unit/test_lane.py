@@ -365,7 +365,7 @@ def test_a_step_whose_readback_fails_is_fetched_not_repeated_and_the_lane_closes
     world.port.fails = {"readback 2"}
     result = world.lane.ride()
     assert (result.step, result.tokens, result.arrived) == (2, "fetched", None)
-    assert world.port.log[-3:] == ["[", "fetch tokens 2", "]"] and world.lane.is_open
+    assert world.port.log[-4:] == ["[", "readback 2", "fetch tokens 2", "]"] and world.lane.is_open
     world.lane.settle()
     assert not world.lane.is_open and world.port.log[-1] == "write back 1"
     assert world.account.report()["left"] == {"fault": 1} and world.account.faulted == {"readback": 1}

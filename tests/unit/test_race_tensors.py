@@ -285,7 +285,7 @@ MUTATIONS = {
     ),
     "readback: copy waits for forward": Mutation(
         ORDINARY,
-        out_of(Launcher, "_readback", Streams, "copy_waits_for_forward"),
+        out_of(Launcher, "_hand_on", Streams, "copy_waits_for_forward"),
         "copy",
         ("forward", "copy"),
         "copy_",

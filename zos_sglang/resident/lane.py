@@ -288,8 +288,7 @@ class Lane:
 
     def _fetch(self) -> Any:
         """The newest tokens, waited for: the step has run and is not repeated."""
-        with self.port.forward_context():
-            return self.readback.fetch(self.executor.last_tokens())
+        return self.readback.fetch(self.executor.last_tokens())
 
     # ------------------------------------------------------------ leave
 

@@ -261,8 +261,8 @@ def test_a_stuck_device_does_not_outlive_a_failed_health_check_and_sigterm(
     assert running.client.http.get("/health_generate", timeout=20).status_code == 503
     scheduler = running.processes["scheduler"]
     running.processes["main"].send_signal(signal.SIGTERM)
-    # SGLang gives the scheduler 15 s to exit, which it cannot, and kills it. Its HTTP server then waits for the
-    # client of the open stream, which gives up a minute after the last token.
+    # SGLang gives the scheduler 15 s to exit, which it cannot, and kills it. Its HTTP server then waits for
+    # the client of the open stream, which gives up a minute after the last token.
     killed(scheduler, 25)
     took = running.gone(75)
     print(f"hang: {took:.1f} s")

@@ -474,6 +474,16 @@ def test_a_socket_to_a_dead_peer_does_not_hold_up_the_exit():
         assert 0 <= socket.getsockopt(zmq.LINGER) <= 3000
 
 
+@pytest.mark.parametrize("ready", [True, False])
+def test_what_was_sent_leaves_also_where_the_time_is_over(ready):
+    runtime, _, _ = exiting(ready=ready, timeout=0)
+    context = zmq.Context()
+    with context, context.socket(zmq.PUSH) as socket:
+        runtime.scheduler.ipc_channels.send_to_tokenizer.socket = socket
+        runtime.drain_for_exit()
+        assert 400 <= socket.getsockopt(zmq.LINGER) <= 1000
+
+
 def test_a_failing_forward_leaves_without_waiting_for_anything():
     script: Script = {1: [("submit", s) for s in specs()]}
     runtime, scheduler = start(script)

@@ -39,6 +39,8 @@ from zos_sglang.upstream.unobserved import Unobserved, observe
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.001
+#: What the last outputs have to leave in any case: with none a socket drops what it has not passed on yet.
+_LAST_OUTPUTS_S = 0.5
 #: Between two polls of transfers: each is a collective of the ranks.
 _TRANSFER_POLL_S = 0.01
 
@@ -382,7 +384,7 @@ class Runtime:
         left = self._drain_until(deadline, scheduler.result_queue)
         self._finish_transfers()
         # Also of what was sent before a result that did not come.
-        _bound_linger(scheduler, max(0.0, deadline - time.monotonic()))
+        _bound_linger(scheduler, max(_LAST_OUTPUTS_S, deadline - time.monotonic()))
         if left:
             logger.error(
                 "zos-sglang: exit: %d results were not ready within ZOS_EXIT_TIMEOUT_S=%g",

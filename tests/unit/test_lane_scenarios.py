@@ -248,6 +248,27 @@ def test_whatever_fails_the_answers_are_right_and_the_lane_is_not_entered_again(
     assert account.left[Departure.FAULT] == (where not in ("open", "opened", "table"))
 
 
+@BOTH
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_row_that_ends_with_the_very_result_that_cannot_be_read_leaves_its_slots_behind(page_size, graphs):
+    """Upstream releases it then, in the middle of a window, and takes all that is reserved for the row's."""
+    ending = ending_after(6, TEXT[:5])
+    limits = LaneLimits(chunk=64, page_size=page_size, graphs=graphs)
+    world = build(LaneScenario(submit(ending, long(1, steps=40)), limits, LATE))
+    world.faults.at["read"] = 5  # its first token was the prefill's
+    failed, windows = world.lane.fail, []
+
+    def fail(*args):
+        windows.append(world.lane.window)
+        assert not world.scheduler.requests[ending.rid].finished()
+        failed(*args)
+
+    world.port.lane_results.failed = fail
+    world.run().check()
+    assert windows[0].left and world.lane_account.left[Departure.FAULT] == 1
+    assert world.scheduler.requests[ending.rid].finished()
+
+
 def test_a_fault_in_the_very_first_step_leaves_the_launch_to_the_ordinary_path():
     world = build(LaneScenario(submit(long(1))))
     world.faults.at["stepped"] = 1

@@ -53,7 +53,9 @@ def test_check_of_the_script_names_stale_pictures(
     assert script() == 0
     monkeypatch.setattr(sys, "argv", ["plot_results.py", "--check", "--out", str(tmp_path)])
     assert script() == 1
-    assert capsys.readouterr().err.count("run scripts/plot_results.py") == 4
+    assert capsys.readouterr().err.count("run scripts/plot_results.py") == len(
+        result_figures.figures(RESULTS)
+    )
 
 
 def test_the_same_data_give_the_same_bytes(tmp_path: Path) -> None:
@@ -77,6 +79,32 @@ def test_a_figure_takes_medians_and_spread_of_the_short_prompts_by_batch() -> No
         "resident": [1.25, 1.5],
     }
     assert result_figures.table(kept, "over_stock", ["resident"])["resident"] == [[2.0, 1.0, 3.0]] * 2
+
+
+def test_the_figure_of_prefills_has_each_rule_against_never_and_not_never_itself() -> None:
+    ratio = {
+        name: {"median": 1.5, "min": 1.0, "max": 2.0, "q1": 9.0} for name in result_figures.PREFILL_METRICS
+    }
+    rows = [
+        {"load": load, "rule": rule, "over_never": {**ratio, "e2e_ms.p50": None}}
+        for load in ("burst", "chunked")
+        for rule in ("never", "stock", "first-token")
+    ]
+    found = result_figures.prefill({"summary": {"rows": rows}})
+    assert {load: list(rules) for load, rules in found.items()} == {
+        "burst": ["stock", "first-token"],
+        "chunked": ["stock", "first-token"],
+    }
+    assert found["burst"]["stock"] == [[1.5, 1.0, 2.0]] * len(result_figures.PREFILL_METRICS)
+
+
+def test_the_figure_of_grammars_has_steps_in_milliseconds_by_share_of_rows() -> None:
+    def row(share: float, us: float) -> dict[str, Any]:
+        spread = {"median": us, "min": us - 500, "max": us + 500}
+        return {"share": share, "mode": "stock", "step_us": spread, "over_none": dict.fromkeys(spread, 2.0)}
+
+    found = result_figures.grammar({"summary": {"rows": [row(25, 4000), row(0, 2000)]}})
+    assert found == {"stock": [[0, [2.0, 1.5, 2.5], [2.0] * 3], [25, [4.0, 3.5, 4.5], [2.0] * 3]]}
 
 
 # ------------------------------------------------------------------ excerpts of traces

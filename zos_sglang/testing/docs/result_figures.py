@@ -19,8 +19,23 @@ LANE = {
 }
 #: The shape that all four files have.
 PROMPT, OUTPUT = 32, 256
-ARRIVALS = "h200_arrivals.json"
+#: Figures of arrivals: picture, file, and what the server ran with.
+ARRIVALS = {
+    "results-arrivals.png": ("h200_arrivals.json", "Triton, eager prefills"),
+    "results-arrivals-fa3.png": ("h200_arrivals_fa3.json", "FA3, prefill graphs"),
+}
+PREFILL = "h200_prefill.json"
+GRAMMAR = "h200_grammar.json"
 MODES = ("stock", "resident")
+#: Of the figure of prefills: place in a row of the file, and name.
+PREFILL_METRICS = {
+    "ttft_ms.p50": "TTFT P50",
+    "ttft_ms.p99": "TTFT P99",
+    "tokens_per_s": "tokens/s",
+    "itl_ms.p99": "stream ITL P99",
+}
+#: Contenders of it that are held against the rule `never`, with their colours.
+RULES = {"stock": COLOURS["stock"], "always": "#CC79A7", "first-token": COLOURS["resident"]}
 
 
 def figures(results: Path) -> dict[str, tuple[Any, Draw]]:
@@ -39,7 +54,12 @@ def figures(results: Path) -> dict[str, tuple[Any, Draw]]:
             {title: table(rows, "cpu_us", MODES) for title, rows in lane.items()},
             draw_cpu,
         ),
-        "results-arrivals.png": (arrivals(_load(results / ARRIVALS)), draw_arrivals),
+        **{
+            picture: ({"server": server, "panels": arrivals(_load(results / name))}, draw_arrivals)
+            for picture, (name, server) in ARRIVALS.items()
+        },
+        "results-prefill.png": (prefill(_load(results / PREFILL)), draw_prefill),
+        "results-grammar.png": (grammar(_load(results / GRAMMAR)), draw_grammar),
     }
 
 
@@ -59,10 +79,7 @@ def table(rows: Sequence[Mapping[str, Any]], what: str, modes: Sequence[str]) ->
     found: dict[str, list[Any]] = {"batches": sorted({row["batch"] for row in rows})}
     for mode in modes:
         values = [row[what] for row in rows if row["mode"] == mode]
-        found[mode] = [
-            value if isinstance(value, float) else [value[name] for name in ("median", "min", "max")]
-            for value in values
-        ]
+        found[mode] = [value if isinstance(value, float) else _spread(value) for value in values]
     return found
 
 
@@ -78,6 +95,29 @@ def arrivals(result: Mapping[str, Any]) -> dict[str, Any]:
         }
         for metric, name, unit in PANELS
     }
+
+
+def prefill(result: Mapping[str, Any]) -> dict[str, Any]:
+    """For each load and contender of a bench_prefill file: metrics over `never` as median, least, most."""
+    found: dict[str, Any] = {}
+    for row in result["summary"]["rows"]:
+        if row["rule"] in RULES:
+            ratios = row["over_never"]
+            found.setdefault(row["load"], {})[row["rule"]] = [_spread(ratios[one]) for one in PREFILL_METRICS]
+    return found
+
+
+def grammar(result: Mapping[str, Any]) -> dict[str, Any]:
+    """For each mode of a bench_grammar file: per cent of rows, step in ms, step over none; with spreads."""
+    found: dict[str, Any] = {}
+    for row in sorted(result["summary"]["rows"], key=lambda row: row["share"]):
+        step = [value / 1000 for value in _spread(row["step_us"])]
+        found.setdefault(row["mode"], []).append([row["share"], step, _spread(row["over_none"])])
+    return found
+
+
+def _spread(value: Mapping[str, float]) -> list[float]:
+    return [value[name] for name in ("median", "min", "max")]
 
 
 # ------------------------------------------------------------------ drawing
@@ -131,8 +171,9 @@ def draw_cpu(data: Mapping[str, Any]) -> Any:
 
 def draw_arrivals(data: Mapping[str, Any]) -> Any:
     """Latencies and throughput over the rate of arrivals."""
-    figure, axes = plotter().subplots(1, len(data), figsize=(9.2, 2.7), layout="constrained")
-    for axis, (name, found) in zip(axes, data.items(), strict=True):
+    panels = data["panels"]
+    figure, axes = plotter().subplots(1, len(panels), figsize=(9.2, 2.7), layout="constrained")
+    for axis, (name, found) in zip(axes, panels.items(), strict=True):
         for mode, points in found["modes"].items():
             bars = [[p[1] - p[2] for p in points], [p[3] - p[1] for p in points]]
             rates = [str(round(p[0])) for p in points]
@@ -142,8 +183,55 @@ def draw_arrivals(data: Mapping[str, Any]) -> Any:
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=8)
-    figure.suptitle("Poisson arrivals, 256 tokens in, 256 out, one H200, Qwen3-0.6B shape", fontsize=10)
+    title = f"Poisson arrivals, 256 tokens in, 256 out, one H200, Qwen3-0.6B shape, {data['server']}"
+    figure.suptitle(title, fontsize=10)
     return figure
+
+
+def draw_prefill(data: Mapping[str, Any]) -> Any:
+    """Rules of consecutive prefills over `never`, a panel for each load; logarithmic if they differ much."""
+    figure, axes = plotter().subplots(1, len(data), figsize=(9.2, 2.9), layout="constrained")
+    names = list(PREFILL_METRICS.values())
+    for axis, (load, rules) in zip(axes, data.items(), strict=True):
+        for number, (rule, points) in enumerate(rules.items()):
+            places = [place + 0.2 * (number - 1) for place in range(len(names))]
+            _points(axis, places, points, fmt="o", color=RULES[rule], label=rule)
+        axis.axhline(1, color="black", linewidth=1, linestyle="--", label="never")
+        axis.set_xticks(range(len(names)), names)
+        axis.set_title(load)
+        axis.grid(alpha=0.3, axis="y")
+        if max(point[2] for points in rules.values() for point in points) > 3:
+            axis.set(yscale="log", ylim=(1 / 12, 12))
+            axis.set_yticks([0.1, 0.2, 0.5, 1, 2, 5, 10], ["0.1", "0.2", "0.5", "1", "2", "5", "10"])
+            axis.minorticks_off()
+    axes[0].set_ylabel("over never")
+    axes[0].legend(fontsize=7, loc="lower left")
+    figure.suptitle("Prefill after prefill, one H200, Qwen3-0.6B shape, FA3, prefill graphs", fontsize=10)
+    return figure
+
+
+def draw_grammar(data: Mapping[str, Any]) -> Any:
+    """The decode step by share of rows with a grammar, as it is and over the same mode without such rows."""
+    figure, axes = plotter().subplots(1, 2, figsize=(9.2, 2.9), layout="constrained")
+    for number, (mode, rows) in enumerate(data.items()):
+        places = [place + 0.12 * (number - 1) for place in range(len(rows))]
+        for axis, what in zip(axes, (1, 2), strict=True):
+            _points(axis, places, [row[what] for row in rows], fmt="o-", color=COLOURS[mode], label=mode)
+            axis.set_xticks(range(len(rows)), [f"{row[0]:g} %" for row in rows])
+            axis.set_xlabel("rows with a grammar")
+            axis.grid(alpha=0.3, axis="y")
+    axes[0].set(title="step, ms", ylim=(0, None))
+    axes[1].set(title="step over the same mode without", ylim=(0, None))
+    axes[0].legend(fontsize=8, loc="upper left")
+    figure.suptitle("Structured output, 64 rows, one H200, Qwen3-0.6B shape, FA3, xgrammar", fontsize=10)
+    return figure
+
+
+def _points(axis: Any, places: Sequence[float], spreads: Sequence[Sequence[float]], **style: Any) -> None:
+    """Medians with whiskers from least to most."""
+    middle = [point[0] for point in spreads]
+    bars = [[p[0] - p[1] for p in spreads], [p[2] - p[0] for p in spreads]]
+    axis.errorbar(places, middle, yerr=bars, capsize=3, **style)
 
 
 def _bars(axis: Any, found: Mapping[str, Any], values: Mapping[str, Sequence[float]]) -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write patches/sglang-X/ from the hook table and an unchanged SGLang X; see --help."""
+"""Write patches/sglang-X/ from the hook table and an unchanged SGLang X, and its file `series`."""
 
 from __future__ import annotations
 

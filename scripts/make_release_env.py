@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make an environment of its own for one SGLang release, with that release's pins; see --help."""
+"""Make an environment of its own for one SGLang release, with that release's pins."""
 
 from __future__ import annotations
 

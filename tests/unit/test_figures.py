@@ -17,10 +17,10 @@ from zos_sglang.testing.docs.selection import SelectionError, select
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
-#: docs/observability.md has its own figures, and test_docs.py some of them.
 PAGES = [
-    *("README.md", "CONTRIBUTING.md"),
-    *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md") if path.name != "observability.md"),
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
 ]
 
 ROWS = [
@@ -69,6 +69,7 @@ def results(tmp_path: Path) -> Path:
         "share": 0.9537,
         "flat": 97.0,
         "took": "5 min 9 s",
+        "changes": [-0.07, 0.05],
         "rows": ROWS,
         "raw": [7.77],
     }
@@ -197,6 +198,7 @@ def test_a_comment_with_nothing_behind_it_is_refused(results: Path) -> None:
         ("max(rows[mode=ours]/ratio)", [1.6]),
         ("geomean(rows[mode=stock]/ratio)", [1]),
         ("took", [5, 9]),
+        ("abs(changes)", [0.07, 0.05]),
         ("raw", [7.77]),
     ],
 )

@@ -29,7 +29,7 @@ Starts one server, sends it a steady batch, and lets it record and not record in
 switch (`zos_record_cost`). Then the same with a trace, in a second server.
 
   recording   median paired difference of the scheduler thread's CPU time a step, us, and what handing records
-              on takes a step on top of it (with a trace it is in the difference)
+              on takes a step on top of it
   share       of the scheduler's CPU time a step without recording, the model's forward left out where it runs
               on the same thread"""
 

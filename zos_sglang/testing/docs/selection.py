@@ -4,6 +4,7 @@
     summary/rows[batch=16 mode=stock]   all numbers below a place
     A over B, A minus B                 ratio and difference of two places with one number each
     sum(A), max(A), min(A), geomean(A)  one number of many
+    abs(A)                              each number without its sign
 
 Places are keys with `/` between; `*` is any key, `[key=value ...]` keeps the elements of a list that have
 these values.
@@ -78,6 +79,8 @@ def select(wanted: str, file: str, results: Path) -> list[Value]:
         return [Value(first[0].number - second[0].number, first[0].unit)]
     if call := re.fullmatch(r"(\w+)\((.*)\)", wanted):
         name, inner = call.groups()
+        if name == "abs":
+            return [Value(abs(v.number), v.unit) for v in select(inner.strip(), file, results)]
         if name not in _FUNCTIONS:
             raise SelectionError(f"{wanted!r}: there is no function {name}")
         values = select(inner.strip(), file, results)

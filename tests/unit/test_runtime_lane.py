@@ -102,6 +102,17 @@ def test_steps_of_graphs_are_watched_by_themselves(graphs: bool, monkeypatch: An
     assert placed == (places if graphs else [])
 
 
+def test_a_lane_that_is_no_more_is_watched_nowhere() -> None:
+    """Its successor could not be put in a place that is still taken."""
+    runtime = runtime_with()
+    placed: list[Any] = []
+    runtime.observation = SimpleNamespace(
+        place=lambda *given: placed.append(given), place_forward=lambda *given: placed.append(given)
+    )
+    runtime.watch_lane(None)
+    assert placed == [("lane", None), ("lane step", None, "step"), ("lane step, masked", None, "begin")]
+
+
 def test_mode_resident_without_a_lane_is_mode_overlap(
     monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

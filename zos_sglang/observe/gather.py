@@ -7,7 +7,7 @@ from time import perf_counter_ns as now
 
 import numpy as np
 
-from zos_sglang.observe.keeper import DUE, DUE_NS
+from zos_sglang.observe.keeper import DUE, DUE_NS, name_of
 
 
 class Gather:
@@ -19,7 +19,7 @@ class Gather:
 
     def __init__(self, sink: Callable[[np.ndarray], None]) -> None:
         self.sink = sink
-        self.__name__ = getattr(sink, "__name__", type(sink).__name__)
+        self.__name__ = name_of(sink)
         self._held: list[np.ndarray] = []
         self._count = 0
         self._due_at = now() + DUE_NS

@@ -89,25 +89,15 @@ def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str
                 f"feature that turned overlap off), where zos-sglang only watches."
             )
 
-    def validate_mode(key: str, value: Any) -> None:
-        validate_loop(key)
-        if mode_from_code(value) is None:
-            raise UpdateRejected(f"{key}: {value} is no mode.")
+    def named(noun: str, from_code: Callable[[float], Any], ask: Callable[[Any], None]) -> Any:
+        """The handler of a value that travels as a number and has a name here."""
 
-    def apply_mode(key: str, value: Any) -> None:
-        mode = mode_from_code(value)
-        assert mode is not None
-        runtime.request(mode)
+        def validate(key: str, value: Any) -> None:
+            validate_loop(key)
+            if from_code(value) is None:
+                raise UpdateRejected(f"{key}: {value} is no {noun}.")
 
-    def validate_rule(key: str, value: Any) -> None:
-        validate_loop(key)
-        if rule_from_code(value) is None:
-            raise UpdateRejected(f"{key}: {value} is no consecutive-prefill rule.")
-
-    def apply_rule(key: str, value: Any) -> None:
-        rule = rule_from_code(value)
-        assert rule is not None
-        runtime.request_rule(rule)
+        return _UpdateHandler(validate, lambda key, value: ask(from_code(value)))
 
     def validate_floor(key: str, value: Any) -> None:
         if not runtime.can_ride:
@@ -122,8 +112,8 @@ def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str
         return handlers
     return {
         **handlers,
-        "zos_mode": _UpdateHandler(validate_mode, apply_mode),
-        "zos_consecutive_prefill": _UpdateHandler(validate_rule, apply_rule),
+        "zos_mode": named("mode", mode_from_code, runtime.request),
+        "zos_consecutive_prefill": named("consecutive-prefill rule", rule_from_code, runtime.request_rule),
         "zos_floor": _UpdateHandler(validate_floor, apply_floor),
         **record_handlers(runtime),
         **_fault_handlers(),

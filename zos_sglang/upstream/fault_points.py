@@ -117,12 +117,11 @@ class FaultPoints:
         faults = () if fault is None else (fault,)
         self.injector.arm(())
         logger.warning("zos-sglang: %s=%s", plan.KEY, fault or plan.ON)
-        if self.runtime.loop is None:
+        if self.runtime.restart_loop():
+            self._next = faults
+        else:
             self._heal()
             self.injector.arm(faults)
-        else:
-            self._next = faults
-            self.runtime.restart_loop()
 
     def _heal(self) -> None:
         """Open again what faults have closed, and count them anew by step. With nothing in flight."""
@@ -131,8 +130,7 @@ class FaultPoints:
         runtime.account.faults.clear()
         runtime.lane_account.faulted.clear()
         observation = runtime.observation
-        observation.place_forward("lane step", None, "step")
-        observation.place("lane", None)
+        runtime.watch_lane(None)
         runtime._lane = None
         runtime._make_lane = partial(runtime._lane_of_all_ranks, self.parts)
         if observation.can_record:

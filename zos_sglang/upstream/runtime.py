@@ -145,19 +145,19 @@ class Runtime:
             self.fault_points = FaultPoints(self, parts)
         self._start_stall_detector()
 
-    def restart_loop(self) -> None:
-        """Begin our loop anew at the next step boundary, in the mode in effect. Scheduler thread only."""
-        assert self.loop is not None
+    def restart_loop(self) -> bool:
+        """Begin our loop anew at the next step boundary. False: none of ours runs. Scheduler thread only."""
+        if self.loop is None:
+            return False
         self.loop.switch_requested = True
+        return True
 
     def request(self, mode: Mode) -> None:
         """Ask for another mode; it takes effect at the next step boundary. Scheduler thread only."""
         if mode == (self.pending or self.mode):
             return
         self.pending = mode
-        if self.loop is not None:
-            self.loop.switch_requested = True
-        else:
+        if not self.restart_loop():
             setattr(self.scheduler, self.role.select, leave_stock)
 
     def request_rule(self, rule: PrefillRule) -> None:
@@ -167,8 +167,7 @@ class Runtime:
         pending result was launched by another rule; other loops have no rule of ours to change.
         """
         self.settings = self.settings.model_copy(update={"consecutive_prefill": rule.value})
-        if self.loop is not None:
-            self.loop.switch_requested = True
+        self.restart_loop()
 
     # ------------------------------------------------------------ modes
 
@@ -263,9 +262,7 @@ class Runtime:
         if lane is not None:
             logger.warning("zos-sglang: another rank has no resident lane; mode overlap runs")
             self.lane_account.refused[Refusal.CLOSED_FOR_GOOD] += 1
-            self.observation.place("lane", None)
-            self.observation.place_forward("lane step", None, "step")
-            self.observation.place_forward("lane step, masked", None, "begin")
+            self.watch_lane(None)
             self._port.lane_results = None
         return None
 
@@ -285,12 +282,17 @@ class Runtime:
             return None
         lane, results = built
         self._port.lane_results = results
-        self.observation.place("lane", lane)
-        if lane.executor.graphs:
-            # Its steps do not go through the runner's forward.
-            self.observation.place_forward("lane step", lane.executor, "step")
-            self.observation.place_forward("lane step, masked", lane.executor, "begin")
+        self.watch_lane(lane)
         return lane
+
+    def watch_lane(self, lane: Any) -> None:
+        """Let what watches see the steps of this lane; None: there is none any more."""
+        self.observation.place("lane", lane)
+        executor = lane.executor if lane is not None else None
+        if executor is None or executor.graphs:
+            # Steps of graphs do not go through the runner's forward.
+            self.observation.place_forward("lane step", executor, "step")
+            self.observation.place_forward("lane step, masked", executor, "begin")
 
     def _assemble_lane(self, parts: Any) -> Any:
         from zos_sglang.upstream.lane_build import build_lane

@@ -21,7 +21,6 @@ from zos_sglang.testing.bench.arrivals import (
     schedule,
 )
 from zos_sglang.testing.bench.arrivals_load import BUSY_SHARE, Report, body_of, cost
-from zos_sglang.testing.bench.arrivals_plot import series
 from zos_sglang.testing.bench.arrivals_run import lane_of
 from zos_sglang.testing.bench.arrivals_stream import Answer, StreamError, payloads, read_answer
 from zos_sglang.testing.bench.arrivals_summary import METRICS, summarise, targets
@@ -33,6 +32,7 @@ from zos_sglang.testing.bench.arrivals_table import (
     row_cells,
 )
 from zos_sglang.testing.bench.paired import differing_requests
+from zos_sglang.testing.bench.plots import lines_by_mode
 
 # ------------------------------------------------------------------ schedule
 
@@ -286,7 +286,7 @@ def test_lines_of_the_plot_go_by_rate() -> None:
         for rate in (16, 4)
         for mode in ("stock", "sync")
     ]
-    assert series(rows, "itl_ms.p50") == {"stock": [(4, {"median": 4}), (16, {"median": 16})]}
+    assert lines_by_mode(rows, "rate", "itl_ms.p50") == {"stock": [(4, {"median": 4}), (16, {"median": 16})]}
 
 
 def test_the_exit_code_tells_failures_from_differences() -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from zos_sglang.testing.bench.client import BenchError
+from zos_sglang.testing.bench.plots import lines_by_mode
 from zos_sglang.testing.bench.serving import DATASETS, SHARED, Lengths, Point, Target, arguments, points
-from zos_sglang.testing.bench.serving_plot import draw, groups, series
+from zos_sglang.testing.bench.serving_plot import draw, groups
 from zos_sglang.testing.bench.serving_result import LATENCIES, STATISTICS, read_result
 from zos_sglang.testing.bench.serving_summary import METRICS, summarise
 from zos_sglang.testing.bench.serving_table import FIGURES, SHOWN, ratio_cells, row_cells
@@ -287,7 +288,7 @@ def test_a_plot_has_a_row_for_each_dataset_and_kind_of_load(tmp_path: Path) -> N
     summary = summarise(runs, MODES, "stock")
     found = groups(summary["rows"])
     assert list(found) == [("random", "rate"), ("random", "concurrency"), (SHARED, "rate")]
-    lines = series(found["random", "rate"], "rate", "itl_ms.p50")
+    lines = lines_by_mode(found["random", "rate"], "rate", "itl_ms.p50")
     assert [place for place, _ in lines["resident"]] == [4.0, 16.0]
     draw(summary, "title", tmp_path / "bench_serving.png")
     assert (tmp_path / "bench_serving.png").read_bytes().startswith(b"\x89PNG")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,11 @@ from zos_sglang.testing.bench.arrivals_run import NAME, Bench, Plan, open_store
 from zos_sglang.testing.bench.arrivals_table import print_summary
 from zos_sglang.testing.bench.checkpoint import context, vocabulary
 from zos_sglang.testing.bench.client import BenchClient
-from zos_sglang.testing.bench.command import Command, result_flags, say
+from zos_sglang.testing.bench.command import EXIT_CODES, Command, exit_of, result_flags, say
 from zos_sglang.testing.bench.flags import (
+    clients_of,
     graph_flag,
+    is_exact,
     model_flags,
     modes_of,
     positive,
@@ -56,10 +57,6 @@ same prompts at the same times, switched live, from an empty prefix cache, in al
 server's log. An interrupted run keeps what it has; --resume goes on, with more repeats too, but not with
 other code, versions, machine or settings."""
 
-EPILOG = """\
-Exit code: 0 done, 1 requests failed, or answers differ where they must not (--exact, the default on a CPU in
-float32), 2 could not run or not one repeat was whole."""
-
 
 def parser() -> argparse.ArgumentParser:
     """The flags; the defaults are those of the measurement on a CUDA device."""
@@ -67,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         prog="bench_arrivals.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=DESCRIPTION,
-        epilog=EPILOG,
+        epilog=EXIT_CODES,
     )
     add = found.add_argument
     add("--modes", type=modes_of(SWITCHABLE, 2), default="stock,resident", help="(stock,resident)")
@@ -104,13 +101,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def exit_code(data: dict[str, Any]) -> int:
-    """1 if requests failed or answers differ that must be equal, else 2 if nothing was compared, else 0."""
-    rows = data["summary"]["rows"]
-    if any(run["failed"] for run in data["runs"]):
-        return 1
-    if data["settings"]["exact"] and any(row["answers"]["differing"] for row in rows):
-        return 1
-    return 0 if rows else 2
+    """See `exit_of`."""
+    failed = any(run["failed"] for run in data["runs"])
+    return exit_of(data["summary"]["rows"], failed=failed, exact=data["settings"]["exact"])
 
 
 def load(out: Path) -> dict[str, Any]:
@@ -178,8 +171,6 @@ def _config(args: argparse.Namespace, model: Path) -> Config:
 
 def _head(args: argparse.Namespace, config: Config, plan: Plan, cuda: bool) -> dict[str, Any]:
     """Provenance and settings. The model's path is this machine's business, its flags are not."""
-    few = (os.cpu_count() or 1) < 8
-    exact = args.exact if args.exact is not None else not cuda and args.dtype in (None, "float32")
     return {
         **provenance("bench_arrivals"),
         "server": {"args": config.command_args(cuda), "env": config.environment(cuda)},
@@ -192,8 +183,8 @@ def _head(args: argparse.Namespace, config: Config, plan: Plan, cuda: bool) -> d
             "output": args.output,
             "repeats": plan.repeats,
             "seed": args.seed,
-            "clients": args.clients or (1 if few else 4),
-            "exact": exact,
+            "clients": clients_of(args),
+            "exact": is_exact(args, cuda),
         },
     }
 

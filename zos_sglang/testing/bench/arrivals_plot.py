@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zos_sglang.testing.bench.plots import PlotError, keep, pyplot_for, spread_lines
+from zos_sglang.testing.bench.plots import PlotError, grid, keep, lines_by_mode, pyplot_for, spread_lines
 
 #: Figure, title and unit of each panel.
 PANELS = (
@@ -18,15 +18,6 @@ PANELS = (
 _PANEL_INCHES = (4.2, 3.4)
 
 
-def series(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, list[tuple[float, dict[str, float]]]]:
-    """Pairs (rate, spread over the repeats) by mode, in the order of the rates."""
-    found: dict[str, list[tuple[float, dict[str, float]]]] = {}
-    for row in sorted(rows, key=lambda row: row["rate"]):
-        if row[metric] is not None:
-            found.setdefault(row["mode"], []).append((row["rate"], row[metric]))
-    return found
-
-
 def draw(summary: Mapping[str, Any], title: str, path: Path) -> None:
     """Write the plot to `path` (PNG), medians with bars from the least to the largest repeat.
 
@@ -35,12 +26,9 @@ def draw(summary: Mapping[str, Any], title: str, path: Path) -> None:
     if not summary["rows"]:
         raise PlotError("there are no figures yet")
     pyplot = pyplot_for(path)
-    width, height = _PANEL_INCHES
-    figure, axes = pyplot.subplots(
-        1, len(PANELS), figsize=(width * len(PANELS), height), layout="constrained"
-    )
+    figure, (axes,) = grid(pyplot, 1, len(PANELS), _PANEL_INCHES)
     for panel, (metric, name, unit) in zip(axes, PANELS, strict=True):
-        spread_lines(panel, series(summary["rows"], metric))
+        spread_lines(panel, lines_by_mode(summary["rows"], "rate", metric))
         panel.set(title=name, ylabel=unit, xlabel="requests a second")
     axes[0].legend(fontsize="small")
     keep(pyplot, figure, title, path)

@@ -11,8 +11,8 @@ from typing import Any
 
 from zos_sglang.testing.bench.checkpoint import vocabulary
 from zos_sglang.testing.bench.client import BenchClient
+from zos_sglang.testing.bench.command import COULD_NOT, measured
 from zos_sglang.testing.bench.flags import (
-    FAILURES,
     json_flag,
     model_flags,
     modes_of,
@@ -60,11 +60,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Measure once; returns the exit code."""
     args = parser().parse_args(argv)
-    try:
-        result = _run(args)
-    except FAILURES as error:
-        print(f"bench_overlap: error: {error}", file=sys.stderr)
-        return 2
+    result = measured("bench_overlap", lambda: _run(args))
+    if result is None:
+        return COULD_NOT
     if args.out:
         write_json(args.out, result)
     if args.json:

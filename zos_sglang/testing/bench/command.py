@@ -6,8 +6,9 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from zos_sglang.testing.bench.plots import PlotError
 
 #: Exit code of a command that could not run, or could not do what it was asked for.
 COULD_NOT = 2
+#: What `exit_of` means, for --help.
+EXIT_CODES = """\
+Exit code: 0 done, 1 requests failed, or answers differ where they must not (--exact, the default on a CPU in
+float32), 2 could not run or not one repeat was whole."""
 
 
 @dataclass(frozen=True)
@@ -43,34 +48,49 @@ class Command:
         args = parser.parse_args(argv)
         if (args.out is None) == (args.plot_only is None):
             parser.error("name one of --out DIR and --plot-only DIR")
-        try:
-            data = self.load(args.plot_only) if args.plot_only else self._measure(args)
-        except FAILURES as error:
-            print(f"{self.name}: error: {error}", file=sys.stderr)
+        made = partial(self.load, args.plot_only) if args.plot_only else partial(self.measure, args)
+        data = measured(self.name, made)
+        if data is None:
             return COULD_NOT
-        drawn = self._draw(data, args.plot_only or args.out)
+        plotted = self._draw(data, args.plot_only or args.out)
         if args.json:
             print(json.dumps(data))
         else:
             self.show(data)
-        return COULD_NOT if args.plot_only and not drawn else self.exit_code(data)
-
-    def _measure(self, args: argparse.Namespace) -> dict[str, Any]:
-        # A time limit from outside must stop the servers too.
-        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(COULD_NOT))
-        try:
-            return self.measure(args)
-        finally:
-            signal.signal(signal.SIGTERM, before)
+        return COULD_NOT if args.plot_only and not plotted else self.exit_code(data)
 
     def _draw(self, data: Mapping[str, Any], out: Path) -> bool:
-        path = out / f"{self.name}.png"
-        try:
-            self.draw(data, path)
-        except PlotError as error:
-            print(f"{self.name}: no plot: {error}", file=sys.stderr)
-            return False
-        return True
+        return drawn(self.name, partial(self.draw, data, out / f"{self.name}.png"))
+
+
+def measured(name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+    """What `measure` gives; None, after one line on stderr, where it could not run (`flags.FAILURES`)."""
+    # A time limit from outside must stop the servers too.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(COULD_NOT))
+    try:
+        return measure()
+    except FAILURES as error:
+        print(f"{name}: error: {error}", file=sys.stderr)
+        return None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def drawn(name: str, draw: Callable[[], None]) -> bool:
+    """Whether `draw` made its plot; if not, one line on stderr says why."""
+    try:
+        draw()
+    except PlotError as error:
+        print(f"{name}: no plot: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def exit_of(rows: Sequence[Mapping[str, Any]], *, failed: bool, exact: bool) -> int:
+    """1 if requests failed or answers differ that must be equal, else 2 if nothing was compared, else 0."""
+    if failed or (exact and any(row["answers"]["differing"] for row in rows)):
+        return 1
+    return 0 if rows else COULD_NOT
 
 
 def result_flags(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,6 +51,18 @@ def graph_flag(parser: argparse.ArgumentParser) -> None:
 def json_flag(parser: argparse.ArgumentParser) -> None:
     """--json."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+
+
+def clients_of(args: argparse.Namespace) -> int:
+    """Client processes: --clients, or as many as leave the server its cores."""
+    return args.clients or (1 if (os.cpu_count() or 1) < 8 else 4)
+
+
+def is_exact(args: argparse.Namespace, cuda: bool) -> bool:
+    """Whether differing answers are a failure: as --exact says, by default in float32 on a CPU."""
+    if args.exact is not None:
+        return bool(args.exact)
+    return not cuda and args.dtype in (None, "float32")
 
 
 def server_options(args: argparse.Namespace, more: Sequence[str] = ()) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import Any
 
 from zos_sglang.testing.bench.checkpoint import vocabulary
 from zos_sglang.testing.bench.client import BenchClient
+from zos_sglang.testing.bench.command import COULD_NOT, drawn, measured, say
 from zos_sglang.testing.bench.flags import (
-    FAILURES,
     json_flag,
     model_flags,
     modes_of,
@@ -29,14 +29,14 @@ from zos_sglang.testing.bench.grammar import (
     summarise,
     target_met,
 )
-from zos_sglang.testing.bench.plot import PlotError
+from zos_sglang.testing.bench.plots import COLOURS, PlotError, keep, off_screen
 from zos_sglang.testing.bench.record import provenance, write_json
 from zos_sglang.testing.bench.serve import Config, find_model
+from zos_sglang.testing.bench.tables import ranged
 from zos_sglang.testing.tiny import write_tokenizer
 
 NAME, PLOT_NAME = "bench_grammar.json", "bench_grammar.png"
 MODES = ("sync", "stock", "overlap", "resident")
-_COLOURS = {"sync": "#E69F00", "stock": "#0072B2", "overlap": "#009E73", "resident": "#D55E00"}
 
 DESCRIPTION = f"""\
 One batch, of which a share of the rows has a grammar (a JSON schema that the answers cannot end), in every
@@ -78,16 +78,11 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; returns the exit code."""
     args = parser().parse_args(argv)
-    try:
-        data = _measure(args)
-    except FAILURES as error:
-        print(f"bench_grammar: error: {error}", file=sys.stderr)
-        return 2
+    data = measured("bench_grammar", lambda: _measure(args))
+    if data is None:
+        return COULD_NOT
     write_json(args.out / NAME, data)
-    try:
-        draw(data["summary"], args.out / PLOT_NAME)
-    except PlotError as error:
-        print(f"bench_grammar: no plot: {error}", file=sys.stderr)
+    drawn("bench_grammar", lambda: draw(data["summary"], args.out / PLOT_NAME))
     if args.json:
         print(json.dumps(data))
     else:
@@ -118,7 +113,6 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
         tokenizer=True,
         **server_options(args, more),
     )
-    say = partial(print, file=sys.stderr, flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
     server = config.server(args.out / "server.log", args.start_timeout_s)
     with server, BenchClient(server.url) as client:
@@ -146,7 +140,7 @@ def print_summary(summary: Mapping[str, Any]) -> None:
             f"{row['share']:g} % ({row['grammar_rows']})",
             row["mode"],
             f"{step['median']:.0f} ({step['min']:.0f} to {step['max']:.0f})",
-            *(_ratio(row[name]) for name in ("over_none", "over_base")),
+            *(ranged(row[name]) for name in ("over_none", "over_base")),
             "-" if row["in_lane"] is None else f"{row['in_lane']:.1%}",
             summary["answers"][f"{row['share']:g}"],
         )
@@ -161,29 +155,20 @@ def print_summary(summary: Mapping[str, Any]) -> None:
         console.print(f"resident, {TARGET_SHARE:g} % over none at most {TARGET:g}: {'yes' if met else 'no'}")
 
 
-def _ratio(found: Mapping[str, Any] | None) -> str:
-    if found is None:
-        return "-"
-    return f"{found['median']:.3f} ({found['min']:.3f} to {found['max']:.3f})"
-
-
 def draw(summary: Mapping[str, Any], path: Path) -> None:
     """Write the plot to `path` (PNG): steps and their ratio to no grammar, over the share.
 
     Raises PlotError without matplotlib.
     """
     try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
+        pyplot = off_screen()
     except ImportError as error:
         raise PlotError(f"{error}; pip install matplotlib") from None
     figure, (steps, ratios) = pyplot.subplots(1, 2, figsize=(11, 3.6), layout="constrained")
     shares = sorted({row["share"] for row in summary["rows"]})
     for mode in dict.fromkeys(row["mode"] for row in summary["rows"]):
         rows = {row["share"]: row for row in summary["rows"] if row["mode"] == mode}
-        style = {"marker": "o", "color": _COLOURS.get(mode), "label": mode}
+        style = {"marker": "o", "color": COLOURS.get(mode), "label": mode}
         steps.plot([rows[share]["step_us"]["median"] for share in shares], **style)
         if all(rows[share]["over_none"] for share in shares):
             ratios.plot([rows[share]["over_none"]["median"] for share in shares], **style)
@@ -196,9 +181,7 @@ def draw(summary: Mapping[str, Any], path: Path) -> None:
         panel.set_ylim(bottom=0)
         panel.grid(alpha=0.3)
     steps.legend(fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    keep(pyplot, figure, None, path)
 
 
 def _shares(text: str) -> tuple[float, ...]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +13,9 @@ from zos_sglang.modes import MODES
 from zos_sglang.testing.bench.arrivals_load import Clients
 from zos_sglang.testing.bench.checkpoint import vocabulary
 from zos_sglang.testing.bench.client import BenchClient
+from zos_sglang.testing.bench.command import COULD_NOT, measured, say
 from zos_sglang.testing.bench.flags import (
-    FAILURES,
+    clients_of,
     json_flag,
     model_flags,
     modes_of,
@@ -79,13 +78,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Measure; returns the exit code."""
     args = parser().parse_args(argv)
-    # A time limit from outside must stop the server too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
-    try:
-        data = _measure(args)
-    except FAILURES as error:
-        print(f"bench_overload: error: {error}", file=sys.stderr)
-        return 2
+    data = measured("bench_overload", lambda: _measure(args))
+    if data is None:
+        return COULD_NOT
     if args.json:
         print(json.dumps(data))
     for check in data["checks"]:
@@ -126,15 +121,12 @@ def _case(args: argparse.Namespace, case: Case) -> dict[str, Any]:
         tokens_a_request=case.prompt + case.output,
         **server_options(args, ("--incremental-streaming-output", *case.args)),
     )
-    few = (os.cpu_count() or 1) < 8
     log = args.out.with_suffix(f".{case.name}.log")
     with config.server(log, args.start_timeout_s) as server, BenchClient(server.url) as client:
-        processes = args.clients or (1 if few else 4)
-        clients = Clients(
-            server.url, processes, incremental=True, timeout_s=args.timeout_s, sampling=endless(model)
-        )
+        options = {"incremental": True, "timeout_s": args.timeout_s, "sampling": endless(model)}
+        clients = Clients(server.url, clients_of(args), **options)
         with clients:
-            bench = Overload(server, client, clients, vocabulary(model), _say)
+            bench = Overload(server, client, clients, vocabulary(model), say)
             found = bench.measure(case, args.modes, args.repeats)
     return {**found, "server": {"args": config.command_args(cuda_available())}}
 
@@ -146,7 +138,3 @@ def endless(model: Path) -> dict[str, Any]:
     """
     eos = json.loads((model / "config.json").read_text())["eos_token_id"]
     return {"ignore_eos": False, "logit_bias": {str(eos): -100.0}}
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

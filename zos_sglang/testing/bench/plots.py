@@ -23,26 +23,52 @@ class PlotError(RuntimeError):
     """Nothing was drawn; the message says why and what to do."""
 
 
-def pyplot_for(path: Path) -> Any:
-    """matplotlib's pyplot, for files. Raises PlotError without matplotlib; `path` is `<command>.png`."""
-    try:
-        import matplotlib
+def off_screen() -> Any:
+    """matplotlib's pyplot, drawing into memory. Raises ImportError without matplotlib."""
+    import matplotlib
 
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def pyplot_for(path: Path) -> Any:
+    """The same for the command whose plot is `path`, `<command>.png`. Raises PlotError without matplotlib."""
+    try:
+        return off_screen()
     except ImportError as error:
         raise PlotError(
             f"{error}; pip install matplotlib, then draw it with {path.stem}.py --plot-only {path.parent}"
         ) from None
-    return pyplot
 
 
-def keep(pyplot: Any, figure: Any, title: str, path: Path) -> None:
+def grid(pyplot: Any, rows: int, columns: int, inches: tuple[float, float] = (3.6, 3.0)) -> tuple[Any, Any]:
+    """A figure, and its panels in an array [rows, columns]; `inches` is the size of one."""
+    width, height = inches
+    size = (width * columns, height * rows)
+    found: tuple[Any, Any] = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    return found
+
+
+def keep(pyplot: Any, figure: Any, title: str | None, path: Path) -> None:
     """Write a figure to `path` (PNG) and let go of it."""
-    figure.suptitle(title)
+    if title is not None:
+        figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def lines_by_mode(
+    rows: Sequence[Mapping[str, Any]], axis: str, metric: str
+) -> dict[str, list[tuple[float, Mapping[str, float]]]]:
+    """Pairs (place on the axis, spread over the repeats) by mode, in the order of the axis."""
+    found: dict[str, list[tuple[float, Mapping[str, float]]]] = {}
+    for row in sorted(rows, key=lambda row: row[axis]):
+        if row[metric] is not None:
+            found.setdefault(row["mode"], []).append((row[axis], row[metric]))
+    return found
 
 
 def spread_lines(panel: Any, lines: Mapping[str, Sequence[tuple[float, Mapping[str, float]]]]) -> None:

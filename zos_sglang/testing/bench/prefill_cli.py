@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -14,8 +13,16 @@ from zos_sglang.testing import slow_device
 from zos_sglang.testing.bench.arrivals_load import Clients
 from zos_sglang.testing.bench.checkpoint import context, vocabulary
 from zos_sglang.testing.bench.client import BenchClient
-from zos_sglang.testing.bench.command import Command, result_flags, say
-from zos_sglang.testing.bench.flags import model_flags, modes_of, positive, server_flags, server_options
+from zos_sglang.testing.bench.command import EXIT_CODES, Command, exit_of, result_flags, say
+from zos_sglang.testing.bench.flags import (
+    clients_of,
+    is_exact,
+    model_flags,
+    modes_of,
+    positive,
+    server_flags,
+    server_options,
+)
 from zos_sglang.testing.bench.prefill import Load, Streams
 from zos_sglang.testing.bench.prefill_plot import draw
 from zos_sglang.testing.bench.prefill_run import CONTENDERS, NAME, Bench, Plan
@@ -60,10 +67,6 @@ median of the ratios within each repeat, and called noise where the quartiles li
 interrupted run keeps all whole repeats; --resume goes on, with more repeats too, but not with other code,
 versions, machine or settings."""
 
-EPILOG = """\
-Exit code: 0 measured, 1 requests failed, or answers differ where they must not (--exact, the default on a CPU
-in float32), 2 could not run or not one repeat was whole."""
-
 
 def parser() -> argparse.ArgumentParser:
     """The flags; the defaults are those of the measurement on a CUDA device."""
@@ -71,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
         prog=f"{KIND}.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=DESCRIPTION,
-        epilog=EPILOG,
+        epilog=EXIT_CODES,
     )
     add = found.add_argument
     names = ",".join(CONTENDERS)
@@ -117,13 +120,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def exit_code(data: Mapping[str, Any]) -> int:
-    """1 if requests failed or answers differ that must be equal, else 2 if nothing was compared, else 0."""
+    """See `exit_of`."""
     rows = data["summary"]["rows"]
-    if any(row["failed"] for row in rows):
-        return 1
-    if data["identity"]["exact"] and any(row["answers"]["differing"] for row in rows):
-        return 1
-    return 0 if rows else 2
+    return exit_of(rows, failed=any(row["failed"] for row in rows), exact=data["identity"]["exact"])
 
 
 def _load(out: Path) -> dict[str, Any]:
@@ -155,7 +154,7 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
         with server, BenchClient(server.url) as client:
             incremental = bool(client.info()["incremental_streaming_output"])
             options = {"incremental": incremental, "timeout_s": args.timeout_s}
-            with Clients(server.url, _clients(args), **options) as clients:
+            with Clients(server.url, clients_of(args), **options) as clients:
                 Bench(client, clients, budget, say).measure(plan, store)
     return store.data
 
@@ -219,7 +218,6 @@ def _config(args: argparse.Namespace, model: Path, plan: Plan) -> Config:
 
 def _identity(args: argparse.Namespace, plan: Plan, config: Config, cuda: bool) -> dict[str, Any]:
     """What was measured. The model's path is this machine's business, its flags are not."""
-    exact = args.exact if args.exact is not None else not cuda and args.dtype in (None, "float32")
     return plain(
         {
             "model": args.model,
@@ -237,14 +235,9 @@ def _identity(args: argparse.Namespace, plan: Plan, config: Config, cuda: bool) 
             },
             "chunk": args.chunk,
             "seed": args.seed,
-            "clients": _clients(args),
+            "clients": clients_of(args),
             "virtual_gpu": asdict(args.virtual_gpu) if args.virtual_gpu else None,
-            "exact": exact,
+            "exact": is_exact(args, cuda),
             "server": {"args": config.command_args(cuda), "env": config.environment(cuda)},
         }
     )
-
-
-def _clients(args: argparse.Namespace) -> int:
-    few = (os.cpu_count() or 1) < 8
-    return args.clients or (1 if few else 4)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zos_sglang.testing.bench.paired import value_of
-from zos_sglang.testing.bench.plots import COLOURS, PlotError, keep, pyplot_for
+from zos_sglang.testing.bench.plots import COLOURS, PlotError, grid, keep, pyplot_for
 
 #: Figure, title and unit of each panel.
 PANELS = (
@@ -16,7 +16,6 @@ PANELS = (
     ("tokens_per_s", "prompt and output", "tokens/s"),
     ("itl_ms.p99", "ITL of the streams, P99", "ms"),
 )
-_PANEL_INCHES = (3.6, 3.0)
 
 
 def values(runs: Sequence[Mapping[str, Any]], load: str, metric: str) -> dict[str, list[float]]:
@@ -35,14 +34,7 @@ def draw(data: Mapping[str, Any], path: Path) -> None:
     if not loads:
         raise PlotError("there are no figures yet")
     pyplot = pyplot_for(path)
-    width, height = _PANEL_INCHES
-    figure, axes = pyplot.subplots(
-        len(loads),
-        len(PANELS),
-        figsize=(width * len(PANELS), height * len(loads)),
-        squeeze=False,
-        layout="constrained",
-    )
+    figure, axes = grid(pyplot, len(loads), len(PANELS))
     for line, load in zip(axes, loads, strict=True):
         of_load = {row["rule"]: row for row in rows if row["load"] == load}
         for panel, (metric, name, unit) in zip(line, PANELS, strict=True):

@@ -15,9 +15,10 @@ from zos_sglang.modes import MODES
 from zos_sglang.testing.bench import store
 from zos_sglang.testing.bench.checkpoint import context
 from zos_sglang.testing.bench.client import BenchClient
-from zos_sglang.testing.bench.command import Command, result_flags, say
+from zos_sglang.testing.bench.command import EXIT_CODES, Command, exit_of, result_flags, say
 from zos_sglang.testing.bench.flags import (
     graph_flag,
+    is_exact,
     model_flags,
     modes_of,
     numbers,
@@ -71,10 +72,6 @@ SGLang's. Nothing is downloaded.
 An interrupted run keeps what it has; --resume goes on, with more repeats, rates, concurrencies or datasets
 too, but not with other code, versions, machine or settings."""
 
-EPILOG = """\
-Exit code: 0 done, 1 requests failed, or answers differ where they must not (--exact, the default on a CPU in
-float32), 2 could not run or not one repeat was whole."""
-
 
 def parser() -> argparse.ArgumentParser:
     """The flags; the defaults are those of the measurement on a CUDA device."""
@@ -82,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
         prog="bench_serving.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=DESCRIPTION,
-        epilog=EPILOG,
+        epilog=EXIT_CODES,
     )
     add = found.add_argument
     add(
@@ -146,13 +143,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def exit_code(data: dict[str, Any]) -> int:
-    """1 if requests failed or answers differ that must be equal, else 2 if nothing was compared, else 0."""
-    rows = data["summary"]["rows"]
-    if any(run["failed"] for run in data["runs"]):
-        return 1
-    if data["identity"]["exact"] and any(row["answers"]["differing"] for row in rows):
-        return 1
-    return 0 if rows else 2
+    """See `exit_of`."""
+    failed = any(run["failed"] for run in data["runs"])
+    return exit_of(data["summary"]["rows"], failed=failed, exact=data["identity"]["exact"])
 
 
 def load(out: Path) -> dict[str, Any]:
@@ -252,7 +245,6 @@ def _config(args: argparse.Namespace, model: Path, tokenizer: Path) -> Config:
 
 def _identity(args: argparse.Namespace, config: Config, cuda: bool) -> dict[str, Any]:
     """What two calls must have in common. Paths are this machine's business, flags are not."""
-    exact = args.exact if args.exact is not None else not cuda and args.dtype in (None, "float32")
     flags = config.command_args(cuda)
     if "--tokenizer-path" in flags:
         flags[flags.index("--tokenizer-path") + 1] = "words"
@@ -261,7 +253,7 @@ def _identity(args: argparse.Namespace, config: Config, cuda: bool) -> dict[str,
         "modes": args.modes,
         "lengths": asdict(_lengths(args)),
         "seed": args.seed,
-        "exact": exact,
+        "exact": is_exact(args, cuda),
         "client": args.client,
         "server_args": flags,
         "server_env": config.environment(cuda),

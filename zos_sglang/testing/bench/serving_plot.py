@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zos_sglang.testing.bench.plots import PlotError, keep, pyplot_for, spread_lines
+from zos_sglang.testing.bench.plots import PlotError, grid, keep, lines_by_mode, pyplot_for, spread_lines
 
 #: Figure, title and unit of each panel.
 PANELS = (
@@ -19,7 +19,6 @@ PANELS = (
 )
 #: What a load is counted in, and the name of the axis.
 AXES = {"rate": "requests a second", "concurrency": "requests at a time"}
-_PANEL_INCHES = (3.6, 3.0)
 
 Row = Mapping[str, Any]
 
@@ -33,15 +32,6 @@ def groups(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     return found
 
 
-def series(rows: Sequence[Row], axis: str, metric: str) -> dict[str, list[tuple[float, Mapping[str, float]]]]:
-    """Pairs (place on the axis, spread over the repeats) by mode."""
-    found: dict[str, list[tuple[float, Mapping[str, float]]]] = {}
-    for row in sorted(rows, key=lambda row: row[axis]):
-        if row[metric] is not None:
-            found.setdefault(row["mode"], []).append((row[axis], row[metric]))
-    return found
-
-
 def draw(summary: Mapping[str, Any], title: str, path: Path) -> None:
     """Write the plot to `path` (PNG), medians with bars from the least to the largest repeat.
 
@@ -51,17 +41,10 @@ def draw(summary: Mapping[str, Any], title: str, path: Path) -> None:
     if not found:
         raise PlotError("there are no figures yet")
     pyplot = pyplot_for(path)
-    width, height = _PANEL_INCHES
-    figure, panels = pyplot.subplots(
-        len(found),
-        len(PANELS),
-        figsize=(width * len(PANELS), height * len(found)),
-        squeeze=False,
-        layout="constrained",
-    )
+    figure, panels = grid(pyplot, len(found), len(PANELS))
     for line, ((dataset, axis), rows) in zip(panels, found.items(), strict=True):
         for panel, (metric, name, unit) in zip(line, PANELS, strict=True):
-            spread_lines(panel, series(rows, axis, metric))
+            spread_lines(panel, lines_by_mode(rows, axis, metric))
             panel.set(title=f"{dataset}: {name}", ylabel=unit, xlabel=AXES[axis])
     panels[0][0].legend(fontsize="small")
     keep(pyplot, figure, title, path)

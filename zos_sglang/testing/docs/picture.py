@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from zos_sglang.testing.bench.plots import off_screen
+
 #: Keyword of the PNG text chunk.
 KEY = "zos-shows"
 _DPI = 110
-
-#: Okabe and Ito's colours, as in the plots of the benchmarks.
-COLOURS = {"sync": "#E69F00", "stock": "#0072B2", "overlap": "#009E73", "resident": "#D55E00"}
 
 #: Draws data and gives back matplotlib's figure. What it draws depends on the data alone.
 Draw = Callable[[Any], Any]
@@ -59,10 +58,6 @@ def stale(wanted: Mapping[Path, tuple[Any, Draw]]) -> list[Path]:
 def plotter() -> Any:
     """matplotlib's pyplot, drawing into memory. Raises ImportError with what to install."""
     try:
-        import matplotlib
+        return off_screen()
     except ImportError as error:
         raise ImportError(f"{error}; pip install -e '.[bench]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot

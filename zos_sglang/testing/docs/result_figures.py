@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zos_sglang.testing.bench.arrivals_plot import PANELS, series
-from zos_sglang.testing.docs.picture import COLOURS, Draw, plotter
+from zos_sglang.testing.bench.arrivals_plot import PANELS
+from zos_sglang.testing.bench.plots import COLOURS, lines_by_mode
+from zos_sglang.testing.docs.picture import Draw, plotter
 
 #: Panels of the figures of the lane: title and file.
 LANE = {
@@ -90,7 +91,7 @@ def arrivals(result: Mapping[str, Any]) -> dict[str, Any]:
             "unit": unit,
             "modes": {
                 mode: [[rate, found["median"], found["min"], found["max"]] for rate, found in points]
-                for mode, points in series(result["summary"]["rows"], metric).items()
+                for mode, points in lines_by_mode(result["summary"]["rows"], "rate", metric).items()
             },
         }
         for metric, name, unit in PANELS

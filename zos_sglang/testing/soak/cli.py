@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from zos_sglang.testing.bench import canary
-from zos_sglang.testing.bench.flags import FAILURES, json_flag, model_flags, server_flags, server_options
+from zos_sglang.testing.bench.command import COULD_NOT, measured, say
+from zos_sglang.testing.bench.flags import json_flag, model_flags, server_flags, server_options
 from zos_sglang.testing.bench.record import provenance, write_json
 from zos_sglang.testing.bench.serve import WIDE, Config, find_model
 from zos_sglang.testing.server import cuda_available
@@ -63,13 +62,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Soak one server; returns the exit code."""
     args = parser().parse_args(argv)
-    # A time limit from outside must stop the server too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
-    try:
-        found = soak(args)
-    except FAILURES as error:
-        print(f"soak: error: {error}", file=sys.stderr)
-        return 2
+    found = measured("soak", lambda: soak(args))
+    if found is None:
+        return COULD_NOT
     if args.out:
         write_json(args.out, found)
     if args.json:
@@ -95,7 +90,7 @@ def soak(args: argparse.Namespace) -> dict[str, Any]:
     head = {**provenance("soak"), "server": {"args": config.command_args(cuda_available())}}
     log = (args.out or Path(".cache/soak.json")).with_suffix(".server.log")
     with config.server(log, args.start_timeout_s) as server:
-        run = Soak(server, settings, lambda line: print(line, file=sys.stderr, flush=True))
+        run = Soak(server, settings, say)
         asyncio.run(run.run())
         report = report_of(run)
     return {**head, "model": args.model, **report}

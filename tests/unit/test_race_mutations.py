@@ -106,20 +106,16 @@ LOOP = {
         ("schedule", "forward"),
         "mask",
     ),
-    "barrier, fine": Mutation(
-        partial(plain, limits=Limits(barrier="fine")),
-        out_of(EventLoop, "_launch", Streams, "war_barrier", Barrier.OFF),
-        "schedule",
-        ("forward", "schedule"),
-        "shared",
-    ),
-    "barrier, coarse": Mutation(
-        partial(plain, limits=Limits(barrier="coarse")),
-        out_of(EventLoop, "_launch", Streams, "war_barrier", Barrier.OFF),
-        "schedule",
-        ("forward", "schedule"),
-        "shared",
-    ),
+    **{
+        f"barrier, {kind}": Mutation(
+            partial(plain, limits=Limits(barrier=kind)),
+            out_of(EventLoop, "_launch", Streams, "war_barrier", Barrier.OFF),
+            "schedule",
+            ("forward", "schedule"),
+            "shared",
+        )
+        for kind in ("fine", "coarse")
+    },
     "processing: the host waits for the copy": Mutation(
         plain, everywhere(Event, "synchronize"), LATE, ("copy", "host"), "host tokens"
     ),

@@ -9,14 +9,13 @@ must keep in order or keep alive is read wrong here as soon as it does not.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from random import Random
 from typing import Any
 
 from zos_sglang.testing.races import device
-from zos_sglang.testing.races.device import RANDOM, STREAMS
+from zos_sglang.testing.races.device import RANDOM, STREAMS, Streaming
 
 #: Which streams run at once, with whatever they wait for; the others only when somebody waits for them.
 EAGER = tuple("+".join(names) for n in range(len(STREAMS) + 1) for names in combinations(STREAMS, n))
@@ -101,7 +100,7 @@ class Tensor:
             self.gpu.free[self.pool].append(self.address[0])
 
 
-class Gpu:
+class Gpu(Streaming[Stream]):
     """Streams, memory, and the buffers that every step shares."""
 
     def __init__(self, policy: str = LATE, seed: int = 0) -> None:
@@ -109,7 +108,7 @@ class Gpu:
         self.random = Random(seed) if policy == RANDOM else None
         self.schedule, self.forward, self.copy = (Stream(self, n, i + 1) for i, n in enumerate(STREAMS))
         self.streams = {s.name: s for s in (self.schedule, self.forward, self.copy)}
-        self._current = [self.schedule]
+        super().__init__(self.schedule)
         self._running = False
         self.blocks: list[tuple[int, Values]] = []
         self.owners = 0
@@ -126,21 +125,6 @@ class Gpu:
         self.kv: dict[int, int] = {}
         #: Grammar states by request, where processing writes them (`Limits.masks_early`).
         self.masks: dict[int, int] = {}
-
-    @property
-    def current(self) -> Stream:
-        return self._current[-1]
-
-    def set_stream(self, stream: Stream) -> None:
-        self._current[-1] = stream
-
-    @contextmanager
-    def on(self, stream: Stream) -> Iterator[None]:
-        self._current.append(stream)
-        try:
-            yield
-        finally:
-            self._current.pop()
 
     def advance(self) -> None:
         """The host did something; meanwhile the device may have worked."""

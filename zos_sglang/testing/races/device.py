@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from random import Random
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from zos_sglang.testing.races.detector import HOST, Clock, Detector, Op
 
@@ -27,6 +27,7 @@ DELAYS = (0.0, 0.0, 0.0, 0.00002, 0.0002)
 PATIENCE_S = 60.0
 
 Work = Callable[[], None]
+S = TypeVar("S")
 
 
 class Stream:
@@ -145,7 +146,29 @@ class Event:
             self.stream.run_until(self.position)
 
 
-class Device:
+class Streaming(Generic[S]):
+    """A device's current stream, as frameworks know it: the innermost that was entered."""
+
+    def __init__(self, stream: S) -> None:
+        self._current = [stream]
+
+    @property
+    def current(self) -> S:
+        return self._current[-1]
+
+    def set_stream(self, stream: S) -> None:
+        self._current[-1] = stream
+
+    @contextmanager
+    def on(self, stream: S) -> Iterator[None]:
+        self._current.append(stream)
+        try:
+            yield
+        finally:
+            self._current.pop()
+
+
+class Device(Streaming[Stream]):
     """Three streams, and who is on which.
 
     Args:
@@ -162,24 +185,9 @@ class Device:
         self.failure: BaseException | None = None
         self.streams = {name: Stream(self, name, i + 1) for i, name in enumerate(STREAMS)}
         self.schedule, self.forward, self.copy = self.streams.values()
-        self._current = [self.schedule]
+        super().__init__(self.schedule)
         for stream in self.streams.values():
             stream.thread.start()
-
-    @property
-    def current(self) -> Stream:
-        return self._current[-1]
-
-    def set_stream(self, stream: Stream) -> None:
-        self._current[-1] = stream
-
-    @contextmanager
-    def on(self, stream: Stream) -> Iterator[None]:
-        self._current.append(stream)
-        try:
-            yield
-        finally:
-            self._current.pop()
 
     def touch(self, buffer: Hashable, label: str, *, writes: bool) -> None:
         """Whoever calls, the host or an operation that runs, reads or writes a buffer."""

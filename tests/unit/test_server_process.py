@@ -76,6 +76,18 @@ def test_a_server_is_alive_as_long_as_any_process_of_it(tmp_path: Path, end: str
     assert not script.alive
 
 
+def test_a_server_keeps_an_idle_connection_for_longer_than_its_clients_do(tmp_path: Path) -> None:
+    """The other way round a client's request can meet a connection that is being closed."""
+    code = "import os; print(os.environ['SGLANG_TIMEOUT_KEEP_ALIVE'])"
+    script = Script(code, tmp_path / "log")
+    script.launch()
+    while not script.log_text():
+        time.sleep(0.05)
+    script.stop()
+    expiry = httpx.Limits().keepalive_expiry
+    assert expiry is not None and float(script.log_text()) > expiry
+
+
 CALLER = """
 import sys
 from pathlib import Path

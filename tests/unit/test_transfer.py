@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
+import httpx
 import numpy as np
 import pytest
 
-from zos_sglang.testing.balancer import with_room
+from zos_sglang.testing.balancer import Balancer, application, with_room
 from zos_sglang.testing.transfer.mooncake.engine import DELAY_VARIABLE, TransferEngine
 
 
@@ -76,3 +78,15 @@ def test_a_request_gets_one_room_and_the_bootstrap_address():
 def test_a_request_of_several_prompts_gets_a_room_for_each(body):
     found = with_room(body, 77)
     assert found["bootstrap_port"] == [77, 77] and len(set(found["bootstrap_room"])) == 2
+
+
+def test_a_decode_server_that_does_not_answer_is_named_in_the_balancers_answer():
+    nobody = "http://127.0.0.1:1"
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(application(Balancer(nobody, nobody, 77)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.post("/generate", json={"text": "a"})
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == 502 and "the decode server did not answer: ConnectError" in answer.text

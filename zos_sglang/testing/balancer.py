@@ -22,6 +22,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from zos_sglang.testing.server import HOST, KEEP_ALIVE_S
+
 #: These go to both servers as they are.
 CONTROL = ("abort_request", "flush_cache", "set_internal_state", "pause_generation", "continue_generation")
 
@@ -74,7 +76,11 @@ class Balancer:
         body = json.dumps(with_room(await request.json(), self.bootstrap_port))
         first = asyncio.create_task(self._prefill(request.url.path, body))
         send = self.client.build_request("POST", self.decode + request.url.path, content=body, headers=_JSON)
-        answer = await self.client.send(send, stream=True)
+        try:
+            answer = await self.client.send(send, stream=True)
+        except httpx.HTTPError as error:
+            first.cancel()
+            return Response(f"the decode server did not answer: {error!r}", 502)
         return StreamingResponse(
             self._relay(answer, first), answer.status_code, media_type=answer.headers.get("content-type")
         )
@@ -116,7 +122,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     given = parser.parse_args()
     balancer = Balancer(given.prefill, given.decode, given.bootstrap_port)
-    uvicorn.run(application(balancer), host="127.0.0.1", port=given.port, log_level="warning")
+    served = application(balancer)
+    uvicorn.run(served, host=HOST, port=given.port, timeout_keep_alive=KEEP_ALIVE_S, log_level="warning")
 
 
 if __name__ == "__main__":

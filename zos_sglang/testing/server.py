@@ -32,6 +32,9 @@ _SIZES = (
 )
 #: Below what the kernel hands out, and below what SGLang takes for its own ranks (22000 and up).
 _PORTS = range(12000, 21000)
+#: Seconds for which a server keeps an idle connection. SGLang's five are httpx's as well: a client that came
+#: back after exactly five found its connection open and had it closed on its request.
+KEEP_ALIVE_S = 60
 
 
 class ServerFailed(RuntimeError):
@@ -163,7 +166,8 @@ class ServerProcess:
         """Start the process and return at once; `start` then waits for it."""
         # A ZOS_MODE of the caller's shell would turn the stock reference into ours.
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("ZOS_")}
-        env = {**inherited, **(cpu_env(ranks_of(self._args)) if self._cpu else {}), **self._env}
+        ours = {"SGLANG_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S), **inherited}
+        env = {**ours, **(cpu_env(ranks_of(self._args)) if self._cpu else {}), **self._env}
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as sink:
             self._process = subprocess.Popen(

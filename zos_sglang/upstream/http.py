@@ -66,14 +66,13 @@ class ModeNames:
         if messages[-1]["type"] != "http.request":  # the client went away in the middle of its body
             await self.app(scope, _replay(messages, receive), send)
             return
-        received = body = b"".join(m.get("body", b"") for m in messages)
+        body = b"".join(m.get("body", b"") for m in messages)
         try:
-            body = with_fault_code(body)
             wanted, new_body = translate(body)
         except UnknownWord as error:
             await _refuse(str(error), scope, receive, send)
             return
-        if new_body is not received:
+        if new_body is not body:
             scope = {**scope, "headers": _with_length(scope["headers"], len(new_body))}
             messages = [{"type": "http.request", "body": new_body, "more_body": False}]
         if not wanted:
@@ -92,45 +91,38 @@ class ModeNames:
             await send(message)
 
 
-def with_fault_code(body: bytes) -> bytes:
-    """The body with a fault's number for its words (`ZOS_FAULT`); the same object where it names none.
-
-    Raises :class:`UnknownWord`.
-    """
-    try:
-        request = json.loads(body)
-        fault = request["server_args"][plan.KEY]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return body
-    if not isinstance(fault, str):
-        return body
-    try:
-        faults = plan.parse(fault)
-        if len(faults) > 1:
-            raise ValueError(f"{fault!r}: one fault at a time")
-    except ValueError as error:
-        raise UnknownWord(f"{plan.KEY}: {error}") from None
-    request["server_args"][plan.KEY] = plan.to_code(faults[0] if faults else None)
-    return json.dumps(request).encode()
-
-
 def translate(body: bytes) -> tuple[dict[str, str], bytes]:
     """The words that a request body asks for by key ({}: none of ours), and the body with their numbers.
 
-    The body comes back as the same object unless a word had to be replaced. Raises
+    A fault's words (`ZOS_FAULT`) get their number, too, but are no switch: they are not among the words
+    returned. The body comes back as the same object unless something had to be replaced. Raises
     :class:`UnknownWord`.
     """
     try:
         request = json.loads(body)
         values = request["server_args"]
-        asked = {key: values[key] for key in WORDS if key in values}
+        asked = {key: values[key] for key in (*WORDS, plan.KEY) if key in values}
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}, body  # no switch of ours; what is wrong with it, SGLang says better
+    fault = asked.pop(plan.KEY, None)
     wanted = {key: _word(key, value) for key, value in asked.items()}
-    if not any(isinstance(value, str) for value in asked.values()):
+    if not any(isinstance(value, str) for value in (fault, *asked.values())):
         return wanted, body
     values |= {key: WORDS[key].codes[word] for key, word in wanted.items()}
+    if isinstance(fault, str):
+        values[plan.KEY] = _fault_code(fault)
     return wanted, json.dumps(request).encode()
+
+
+def _fault_code(words: str) -> int:
+    """The number of the one fault that `words` name, or of none. Raises UnknownWord."""
+    try:
+        faults = plan.parse(words)
+        if len(faults) > 1:
+            raise ValueError(f"{words!r}: one fault at a time")
+    except ValueError as error:
+        raise UnknownWord(f"{plan.KEY}: {error}") from None
+    return plan.to_code(faults[0] if faults else None)
 
 
 def _word(key: str, value: Any) -> str:

@@ -11,8 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.unit.made_records import MS, records
+from zos_sglang.observe.columns import to_columns
+from zos_sglang.observe.names import AFTER_IDLE
 from zos_sglang.testing.bench import arrivals_cli
 from zos_sglang.testing.bench.arrivals import Load, Outcome, Request, figures
 from zos_sglang.testing.bench.arrivals_load import Clients, Report, Share, play
@@ -114,6 +118,7 @@ class FakeClient:
         self.mode = "stock"
         self.calls: list[str] = []
         self.lane = {"steps": 0, "decode_steps": 0, "row_steps": 0, "wasted_row_steps": 0}
+        self.steps, self.reported = records(0), 0
 
     def switch(self, mode: str) -> None:
         self.mode = mode
@@ -123,7 +128,21 @@ class FakeClient:
         self.calls.append("/flush_cache")
 
     def zos(self) -> dict[str, Any]:
-        return {"lane": dict(self.lane), "paths": {}, "reasons": {}}
+        last = to_columns(self.steps[len(self.steps) - self.reported :])
+        steps = {"launches": len(self.steps), "last": last}
+        return {"lane": dict(self.lane), "paths": {}, "reasons": {}, "steps": steps}
+
+    def post(self, _path: str, body: dict[str, Any]) -> None:
+        self.reported = min(body["server_args"]["zos_report_steps"], len(self.steps))
+
+    def decode(self, count: int, gap_ms: float) -> None:
+        """That many decode steps more, so far apart."""
+        begun = len(self.steps)
+        made = records(count, rows=2, mode=self.mode, cpu=300_000, cpu_forward=100_000)
+        made["step"] += begun
+        made["t_output"] = (1 + begun + np.arange(count)) * int(gap_ms * MS)
+        made["flags"][0] = AFTER_IDLE
+        self.steps = np.concatenate([self.steps, made])
 
 
 class FakeClients:
@@ -140,6 +159,7 @@ class FakeClients:
         if mode == "resident":
             for name in ("steps", "decode_steps"):
                 self.server.lane[name] += 10
+        self.server.decode(10, itl * 1000)
         found = []
         for request in requests:
             one = Outcome(request.index, sent=request.due_s, late=0.0, error="no" if self.fails else None)
@@ -194,6 +214,15 @@ def test_each_run_starts_from_an_empty_cache(tmp_path: Path) -> None:
     bench = Bench(server, FakeClients(server), Budget(None), lambda _line: None)  # type: ignore[arg-type]
     bench.run(PLAN.loads[0], "resident")
     assert server.calls == ["resident", "/flush_cache"]
+
+
+def test_a_run_has_the_figures_of_its_own_steps(tmp_path: Path) -> None:
+    data, clients = measured(tmp_path)
+    steps = [run["steps"] for run in data["runs"]]
+    assert {one["decode"] for one in steps} == {10}
+    assert [one["itl_ms"]["p50"] for one in steps[:2]] == [2, 1]
+    # Each answer of `/server_info` would carry all records, at every look at the mode.
+    assert clients.server.reported == 0
 
 
 def test_a_wrong_answer_is_found(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
             timeout_s=args.timeout_s,
         )
         with clients:
-            Bench(client, clients, budget, say).measure(plan, store)
+            Bench(client, clients, budget, say, pid=server.pid).measure(plan, store)
     return store.data
 
 

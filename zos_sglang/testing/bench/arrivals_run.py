@@ -11,6 +11,7 @@ from typing import Any
 
 from zos_sglang.testing.bench.arrivals import Load, figures
 from zos_sglang.testing.bench.arrivals_load import Clients, cost
+from zos_sglang.testing.bench.arrivals_steps import HttpProcess, records_since, steps_of
 from zos_sglang.testing.bench.arrivals_summary import summarise
 from zos_sglang.testing.bench.client import BenchClient, BenchError
 from zos_sglang.testing.bench.counters import gained
@@ -52,12 +53,19 @@ def open_store(
 
 
 class Bench:
-    """One started server and its clients. `say` gets one line a run."""
+    """One started server and its clients. `say` gets one line a run; `pid` is the launcher's process id."""
 
     def __init__(
-        self, client: BenchClient, clients: Clients, budget: Budget, say: Callable[[str], None] = print
+        self,
+        client: BenchClient,
+        clients: Clients,
+        budget: Budget,
+        say: Callable[[str], None] = print,
+        *,
+        pid: int | None = None,
     ) -> None:
         self.client, self.clients, self.budget, self.say = client, clients, budget, say
+        self.http = HttpProcess(pid)
         self._seconds: dict[Load, float] = {}
 
     def measure(self, plan: Plan, store: Store) -> None:
@@ -99,15 +107,19 @@ class Bench:
         self.budget.spend(self._seconds.get(load, load.count / load.rate))
         self.client.switch(mode)
         self.client.flush()
-        before, begin = self.client.zos(), time.monotonic()
+        before, spent, begin = self.client.zos(), self.http.seconds(), time.monotonic()
         reports = self.clients.play(load.requests(), load.output)
         self._seconds[load] = time.monotonic() - begin
+        seen = figures([outcome for report in reports for outcome in report.outcomes])
+        http = self.http.cost(spent, seen["tokens"], seen["span_s"])
         growth = gained(before, self.client.zos())
         found = {
             "rate": load.rate,
             "mode": mode,
-            **figures([outcome for report in reports for outcome in report.outcomes]),
+            **seen,
             "client": cost(reports),
+            "steps": steps_of(records_since(self.client, before)),
+            "http": http,
             "lane": lane_of(growth, decoded_tokens=load.count * (load.output - 1)) if mode == _LANE else None,
             "counts": {name: growth[name] for name in ("paths", "reasons") if name in growth},
         }

@@ -1,0 +1,105 @@
+"""The server of a run of arrivals: its steps as the scheduler saw them, and what its HTTP process cost.
+
+A client sees tokens when the HTTP process gets round to them: one event a row and step, in Python, in one
+thread. Beside the client's figures these tell whether a time between tokens is the scheduler's, that
+process's, or a larger batch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import psutil
+
+from zos_sglang.observe.columns import from_columns
+from zos_sglang.observe.names import AFTER_IDLE, PAUSED, Forward, code
+from zos_sglang.observe.record import KEPT
+from zos_sglang.testing.bench.arrivals import PERCENTILES
+from zos_sglang.testing.bench.client import BenchClient
+
+
+def records_since(client: BenchClient, before: Mapping[str, Any]) -> np.ndarray | None:
+    """Records of the steps after `before`, an earlier block of ours: the last `KEPT` of them.
+
+    None where the server records no steps. Asked for once, behind a run: they make a long answer.
+    """
+    if (steps := before.get("steps")) is None:
+        return None
+    _report(client, KEPT)
+    try:
+        found = from_columns(client.zos()["steps"]["last"])
+    finally:
+        _report(client, 0)
+    kept: np.ndarray = found[found["step"] > steps["launches"]]
+    return kept
+
+
+def _report(client: BenchClient, steps: int) -> None:
+    client.post("/set_internal_state", {"server_args": {"zos_report_steps": steps}})
+
+
+def steps_of(records: np.ndarray | None) -> dict[str, Any] | None:
+    """The figures of one run's records (dtype `STEP`, in order); None where nothing was decoded.
+
+    `rows` are requests of a mean decode step, `prompts` those of a mean prefill. `itl_ms`: as the client's,
+    but from output to output of the scheduler, for each row of a decode step; what lies between two decode
+    steps counts. `cpu_us`: of the scheduler's thread, all that it did outside forwards, per decode step.
+    """
+    if records is None:
+        return None
+    decodes = records["forward"] == code("forward", Forward.DECODE)
+    decode, prefill = records[decodes], records[records["forward"] == code("forward", Forward.EXTEND)]
+    if len(decode) < 2:
+        return None
+    cpu = records["cpu"].clip(0) - records["cpu_forward"].clip(0)
+    # Steps of one stretch have no idle or paused server between them.
+    stretch = np.cumsum((records["flags"] & (AFTER_IDLE | PAUSED)) != 0)[decodes]
+    return {
+        "decode": len(decode),
+        "prefill": len(prefill),
+        "rows": round(float(decode["rows"].mean()), 2),
+        "prompts": round(float(prefill["rows"].mean()), 2) if len(prefill) else None,
+        "itl_ms": _between_outputs(decode, stretch),
+        "cpu_us": round(float(cpu.sum()) / 1e3 / len(decode), 1),
+    }
+
+
+def _between_outputs(decode: np.ndarray, stretch: np.ndarray) -> dict[str, float] | None:
+    """Percentiles and mean over tokens (ms): of each decode step once a row, since the one before.
+
+    A row that has just been prefilled counts as the others do. Steps of different `stretch` are apart.
+    """
+    when = decode["t_output"]
+    known = (when[1:] > 0) & (when[:-1] > 0) & (np.diff(stretch) == 0)
+    gaps = np.repeat(np.diff(when)[known], decode["rows"][1:][known]) / 1e6
+    if not gaps.size:
+        return None
+    found = {f"p{q}": float(np.percentile(gaps, q)) for q in PERCENTILES} | {"mean": float(gaps.mean())}
+    return {name: round(value, 4) for name, value in found.items()}
+
+
+class HttpProcess:
+    """What the server's HTTP process, which is also SGLang's tokenizer manager, spends while it is watched.
+
+    Args:
+        pid: process id of the launcher; that process answers HTTP. None: nobody watches.
+    """
+
+    def __init__(self, pid: int | None) -> None:
+        self._process = None if pid is None else psutil.Process(pid)
+
+    def seconds(self) -> float:
+        """CPU seconds so far, of all its threads; 0 where nobody watches."""
+        if self._process is None:
+            return 0.0
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
+    def cost(self, since: float, tokens: int, span_s: float | None) -> dict[str, float] | None:
+        """Since `seconds()` was `since`: share of a core over `span_s`, and microseconds a token."""
+        if self._process is None or not tokens or not span_s:
+            return None
+        spent = self.seconds() - since
+        return {"cpu_share": round(spent / span_s, 4), "us_a_token": round(spent / tokens * 1e6, 2)}

@@ -15,6 +15,7 @@ from zos_sglang import __main__ as cli
 from zos_sglang import __version__, launch_server, settings_page
 from zos_sglang.launch_server import prepare, split
 from zos_sglang.settings import Settings, SettingsError, flag_name
+from zos_sglang.testing import server
 from zos_sglang.upstream import preflight, versions
 from zos_sglang.upstream.preflight import PreflightError, check_arguments, check_plugin, check_trace
 
@@ -29,10 +30,8 @@ def clean_environment(monkeypatch):
 
 @pytest.fixture
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return port
+    """Not one of the kernel's own: those it may give to any connection by the time that it is looked at."""
+    return server.free_port()
 
 
 @pytest.fixture

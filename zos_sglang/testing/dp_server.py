@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -53,8 +54,10 @@ class DpServer(ServerProcess):
 
     def schedulers(self) -> dict[str, int]:
         """Process ids of the ranks by title."""
-        family = psutil.Process(self.pid).children(recursive=True)
-        titles = {" ".join(child.cmdline()).strip(): child.pid for child in family}
+        titles = {}
+        for child in psutil.Process(self.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                titles[" ".join(child.cmdline()).strip()] = child.pid
         return {title: pid for title, pid in titles.items() if "scheduler" in title}
 
     def stacks(self, folder: Path) -> str:

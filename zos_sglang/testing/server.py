@@ -32,6 +32,8 @@ _SIZES = (
 )
 #: Below what the kernel hands out, and below what SGLang takes for its own ranks (22000 and up).
 _PORTS = range(12000, 21000)
+#: Ports that this process has given out. Several servers choose theirs before the first one binds its own.
+_given: set[int] = set()
 #: Seconds for which a server keeps an idle connection. SGLang's five are httpx's as well: a client that came
 #: back after exactly five found its connection open and had it closed on its request.
 KEEP_ALIVE_S = 60
@@ -98,13 +100,16 @@ def cuda_available() -> bool:
 def free_port() -> int:
     """A TCP port of 127.0.0.1 that was free a moment ago, and that no connection is given by chance.
 
+    Never the same one twice in a process.
     A server binds its port only after its model is loaded. A port that the kernel hands out by itself
     (32768 and up) may by then belong to a socket of the server's own processes.
     """
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            return port
+            if port not in _given:
+                probe.bind((HOST, port))
+                _given.add(port)
+                return port
     raise ServerFailed(f"no free port from {_PORTS.start} to {_PORTS.stop - 1}")
 
 
@@ -125,7 +130,7 @@ class ServerProcess:
         env: Mapping[str, str] | None = None,
         log: Path,
         port: int | None = None,
-        start_timeout_s: float = 300,
+        start_timeout_s: float = 480,
         cpu: bool | None = None,
     ) -> None:
         self.model, self.mode, self.log = str(model), mode, Path(log)

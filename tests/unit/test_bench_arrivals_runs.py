@@ -65,15 +65,19 @@ def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
 def streaming_server() -> Iterator[str]:
     """The address of a server that runs in a thread."""
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    server = asyncio.run_coroutine_threadsafe(asyncio.start_server(_serve, "127.0.0.1", 0), loop).result(10)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        starting = asyncio.run_coroutine_threadsafe(asyncio.start_server(_serve, "127.0.0.1", 0), loop)
+        server = starting.result(60)
+        try:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            # In its own thread, as all of a loop but the two calls here.
+            loop.call_soon_threadsafe(server.close)
     finally:
-        server.close()
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
 

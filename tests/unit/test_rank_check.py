@@ -41,12 +41,12 @@ def test_a_board_gives_what_is_there_and_does_not_wait_for_what_is_not(store: An
     begun = time.monotonic()
     assert theirs.get("0/0") is None
     mine.put("0/0", b"a\nb")
-    while theirs.get("0/0") != b"a\nb" and time.monotonic() < begun + 5:
+    while theirs.get("0/0") != b"a\nb" and time.monotonic() < begun + 20:
         time.sleep(0.01)
     assert theirs.get("0/0") == b"a\nb"
     mine.remove("0/0")
     mine.remove("0/0")
-    assert theirs.get("0/0") is None and time.monotonic() - begun < 5
+    assert theirs.get("0/0") is None and time.monotonic() - begun < 20
 
 
 def test_a_board_answers_while_somebody_else_waits_in_the_store(store: Any) -> None:
@@ -56,7 +56,7 @@ def test_a_board_answers_while_somebody_else_waits_in_the_store(store: Any) -> N
     time.sleep(0.1)
     begun = time.monotonic()
     board.put("x", b"1")
-    assert board.get("x") == b"1" and time.monotonic() - begun < 2
+    assert board.get("x") == b"1" and time.monotonic() - begun < 20
     store.clone().set("never before the end", b"")
     waiting.join(5)
     assert not waiting.is_alive()

@@ -24,7 +24,7 @@ from zos_sglang.testing.compare.prompts import ModelInfo
 from zos_sglang.testing.compare.records import Record
 from zos_sglang.testing.distribution import distribution
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 MODES = ("stock", "overlap", "resident")
 RUNNING = 8
@@ -32,7 +32,8 @@ ARGS = (
     *("--max-running-requests", str(RUNNING), "--chunked-prefill-size", "64"),
     *("--max-total-tokens", "40000"),
 )
-WAITING_S, RUNNING_S = 3.0, 4.5
+#: Far enough apart, and from what other requests need, for a machine that is three times as slow.
+WAITING_S, RUNNING_S = 4.0, 8.0
 LIMITS = {
     "SGLANG_REQ_WAITING_TIMEOUT": str(WAITING_S),
     "SGLANG_REQ_RUNNING_TIMEOUT": str(RUNNING_S),
@@ -41,6 +42,8 @@ LIMITS = {
 }
 #: Longer than any limit above.
 LONG = 3900
+#: For what comes soon on any machine, seconds.
+LIMIT_S = 60
 TWO_STEPS = 2
 
 
@@ -71,9 +74,20 @@ class Watched:
 
         self._read = self.account.stat().st_size if self.account.exists() else 0
         asyncio.run(run())
+        return self.so_far()
+
+    def so_far(self) -> list[dict[str, Any]]:
+        """The account since the scenario began."""
         with self.account.open() as lines:
             lines.seek(self._read)
-            return [json.loads(line) for line in lines]
+            return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    async def arrived(self, client: Client, *names: str) -> None:
+        """Wait until the scheduler has these requests, running or not."""
+        wanted, deadline = {client.rid(name) for name in names}, time.monotonic() + LIMIT_S
+        while not wanted <= {e["rid"] for e in self.so_far() if e["event"] == "asked"}:
+            assert time.monotonic() < deadline, f"{names} did not arrive"
+            await asyncio.sleep(0.02)
 
     def ids(self, tokens: int, seed: int) -> list[int]:
         return self.model.ids(tokens, 7000 + seed)
@@ -213,7 +227,7 @@ def test_who_waits_is_aborted_without_ever_running(watched, mode):
         busy = [watched.ask(client, f"busy-{i}", LONG, stream=True) for i in range(RUNNING)]
         await started(client, *(f"busy-{i}" for i in range(RUNNING)))
         late = [watched.ask(client, f"late-{i}", 8, stream=i > 0) for i in range(2)]
-        await asyncio.sleep(0.3)
+        await watched.arrived(client, "late-0", "late-1")
         await client.control("/abort_request", {"rid": client.rid("late")})
         # Only whole ids are known to the front end; SGLang's scheduler takes the start of one.
         for i in range(2):
@@ -239,10 +253,11 @@ def test_abort_all_meets_those_who_run_those_in_chunks_and_those_who_wait(watche
             for i, size in enumerate(sizes)
         ]
         await started(client, *(f"run-{i}" for i in range(0, len(sizes), 2)))
-        asked.append(watched.ask(client, "chunks", 8, prompt=3600))
-        await asyncio.sleep(0.02)
+        # Should it be through its chunks by then, it still runs.
+        asked.append(watched.ask(client, "chunks", 400, prompt=3600))
+        await watched.arrived(client, "chunks")
         asked += [watched.ask(client, f"late-{i}", LONG, stream=i == 0) for i in range(4)]
-        await asyncio.sleep(0.05)
+        await watched.arrived(client, *(f"late-{i}" for i in range(4)))
         await client.control("/abort_request", {"abort_all": True})
         for record in await asyncio.gather(*asked):
             assert record.finish_type == "abort", record.name
@@ -282,7 +297,7 @@ def test_a_request_over_its_time_is_aborted_running_or_waiting(watched, mode):
     async def scenario(client: Client) -> None:
         asked = [watched.ask(client, f"run-{i}", LONG, stream=i < 2) for i in range(RUNNING)]
         await started(client, "run-0", "run-1")
-        await asyncio.sleep(0.2)
+        await watched.arrived(client, *(f"run-{i}" for i in range(RUNNING)))
         late = [watched.ask(client, f"late-{i}", 8, stream=i == 0) for i in range(2)]
         records = await asyncio.gather(*asked, *late)
         for record in records:
@@ -337,5 +352,7 @@ def test_aborted_answers_are_the_starts_of_those_of_stock(watched):
 
 async def started(client: Client, *names: str) -> None:
     """Wait until streams have brought something; requests that are not streamed are not waited for."""
+    deadline = time.monotonic() + LIMIT_S
     while not all((r := client.records.get(name)) is not None and r.boundaries for name in names):
+        assert time.monotonic() < deadline, f"not all of {names} have begun"
         await asyncio.sleep(0.01)

@@ -56,7 +56,7 @@ class Client:
 
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
-        self.http = httpx.Client(base_url=server.url, timeout=120, trust_env=False)
+        self.http = httpx.Client(base_url=server.url, timeout=300, trust_env=False)
 
     def generate(self, text: str, max_new_tokens: int = 24, **more: Any) -> dict[str, Any]:
         params = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
@@ -79,6 +79,17 @@ class Client:
         """Our block of /server_info, or None where the plugin is not there."""
         state = self.http.get("/server_info").json()["internal_states"][0]
         block: dict[str, Any] | None = state.get("zos")
+        return block
+
+    def settled(self) -> dict[str, Any]:
+        """Our block of a server without requests, with all its steps processed.
+
+        An answer can be here before the step behind it, launched in vain, is processed: by the iteration that
+        takes in the first question, at the latest.
+        """
+        assert self.zos() is not None
+        block = self.zos()
+        assert block is not None
         return block
 
 

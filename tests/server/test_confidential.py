@@ -69,10 +69,12 @@ def test_log_probabilities_come_home_whole(client, mode):
 def test_sigterm_lets_an_answer_end_and_stops_the_worker(client):
     """Last: the server ends."""
     client.set_state(zos_mode="resident")
-    ended = []
-    reader = threading.Thread(target=lambda: ended.append(client.generate("the last one", 150)))
+    ended, before = [], client.zos()["steps"]["launches"]
+    reader = threading.Thread(target=lambda: ended.append(client.generate("the last one", 150)), daemon=True)
     reader.start()
-    time.sleep(0.3)
+    deadline = time.monotonic() + 60
+    while client.zos()["steps"]["launches"] < before + 2:
+        assert time.monotonic() < deadline, "it never ran"
     client.server._process.send_signal(signal.SIGTERM)
     reader.join(timeout=60)
     assert ended[0]["meta_info"]["completion_tokens"] == 150

@@ -15,8 +15,8 @@ from zos_sglang.testing.distribution import distribution
 pytestmark = pytest.mark.server
 
 
-def read_stream(client, number, out):
-    """One streaming request; the finish reason of its last chunk goes to `out`."""
+def read_stream(client, number, begun, out):
+    """One streaming request; sets `begun` at its first chunk; the finish reason of the last goes to `out`."""
     body = {
         "text": f"stream {number}",
         "stream": True,
@@ -27,6 +27,7 @@ def read_stream(client, number, out):
         for line in response.iter_lines():
             if line.startswith("data: ") and line != "data: [DONE]":
                 last = json.loads(line[6:])
+                begun.set()
     out[number] = last["meta_info"]["finish_reason"]["type"], last["meta_info"]["completion_tokens"]
 
 
@@ -34,10 +35,13 @@ def test_sigterm_lets_open_streams_end_and_exits_cleanly(serve, client_of):
     server = serve("overlap", STRICT)
     client = client_of(server)
     ended: dict[int, tuple[str, int]] = {}
-    readers = [threading.Thread(target=read_stream, args=(client, n, ended)) for n in range(6)]
+    begun = [threading.Event() for _ in range(6)]
+    readers = [
+        threading.Thread(target=read_stream, args=(client, n, begun[n], ended), daemon=True) for n in range(6)
+    ]
     for reader in readers:
         reader.start()
-    time.sleep(1.0)
+    assert all(event.wait(60) for event in begun)
     server._process.send_signal(signal.SIGTERM)
     for reader in readers:
         reader.join(timeout=120)
@@ -68,7 +72,7 @@ def test_an_exit_with_a_step_in_flight_processes_that_step(serve, client_of, tmp
     body = {"text": "on", "rid": "exit", "sampling_params": {"max_new_tokens": 50, "ignore_eos": True}}
     with contextlib.suppress(httpx.HTTPError):  # the server ends under the request
         client_of(server).http.post("/generate", json=body, timeout=20)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while "zos-sglang: exit:" not in server.log_text() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert "zos-sglang: exit: 1 results drained" in server.log_text()

@@ -24,21 +24,27 @@ from zos_sglang.observe.trace_reader import Trace, read
 
 pytestmark = pytest.mark.server
 
+#: Tokens of answers that are still under way when their server is ended.
+LONG = 3000
+
 
 def whole(path: Path) -> list[dict[str, Any]]:
-    """The events of a trace that is being written. Who reads in the middle of a write may see half of it."""
-    for _ in range(3):
+    """The events of a trace that is being written. Who reads in the middle of a write may see half of it, and
+    on a busy machine the writer may have to wait for its second half."""
+    deadline = time.monotonic() + 5
+    while True:
         try:
             events: list[dict[str, Any]] = json.loads(path.read_text())
             return events
         except ValueError:
+            if time.monotonic() > deadline:
+                pytest.fail(f"{path} is not JSON")
             time.sleep(0.01)
-    pytest.fail(f"{path} is not JSON")
 
 
 def settled(client: Any, path: Path) -> Trace:
     """The trace of an idle server, once every launch is in it."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         launches = client.zos()["steps"]["launches"]
         found = read(path)
@@ -46,6 +52,14 @@ def settled(client: Any, path: Path) -> Trace:
             return found
         time.sleep(0.2)
     pytest.fail(f"{launches} launches, {len(found.records)} steps in the trace")
+
+
+def until_steps(path: Path, count: int) -> None:
+    """Wait until the trace of a busy server holds so many steps."""
+    deadline = time.monotonic() + 60
+    while (found := len(read(path).records)) < count:
+        assert time.monotonic() < deadline, f"{found} steps in the trace"
+        time.sleep(0.05)
 
 
 def test_a_trace_is_whole_while_the_server_runs_and_after_it_ends(serve, client_of, tmp_path):
@@ -120,9 +134,8 @@ def test_a_killed_server_leaves_a_trace_that_can_be_read(serve, client_of, tmp_p
     server = serve("overlap", {"ZOS_TRACE": str(path)})
     client = client_of(server)
     with ThreadPoolExecutor(4) as pool:
-        running = [pool.submit(client.generate, f"long {n}", 400) for n in range(4)]
-        while len(read(path).records) < 60:
-            time.sleep(0.05)
+        running = [pool.submit(client.generate, f"long {n}", LONG) for n in range(4)]
+        until_steps(path, 60)
         server.stop()
         for one in running:
             assert one.exception() is not None
@@ -140,9 +153,8 @@ def test_a_scheduler_that_is_terminated_writes_what_it_has(serve, client_of, tmp
     path = tmp_path / "trace.json"
     client = client_of(serve("overlap", {"ZOS_TRACE": str(path)}))
     with ThreadPoolExecutor(4) as pool:
-        running = [pool.submit(client.generate, f"long {n}", 400) for n in range(4)]
-        while len(read(path).records) < 60:
-            time.sleep(0.05)
+        running = [pool.submit(client.generate, f"long {n}", LONG) for n in range(4)]
+        until_steps(path, 60)
         (scheduler,) = {event["pid"] for event in whole(path)}
         os.kill(scheduler, signal.SIGTERM)
         for one in running:

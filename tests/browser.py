@@ -60,6 +60,7 @@ def opened(place: Path | str) -> Iterator[Opened]:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=found, args=flags)
         page = browser.new_page(viewport={"width": 1240, "height": 900})
+        page.set_default_timeout(90_000)
         seen = Opened(page)
         page.on("console", lambda message: seen.complaints.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: seen.complaints.append(str(error)))

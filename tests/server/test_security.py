@@ -96,7 +96,8 @@ def _ended(seen: Seen, folder: Path) -> None:
     own = str(folder)
 
     def name(text: str) -> str:
-        text = text.replace(own, "HERE").replace(str(seen.server.port), "PORT")
+        # The same digits inside a longer number are not the port.
+        text = re.sub(rf"(?<![0-9a-z]){seen.server.port}(?![0-9a-z])", "PORT", text.replace(own, "HERE"))
         # `tempfile` writes one to find out whether it can.
         return without_numbers(re.sub(r"(?<=HERE/tmp/)[a-z0-9_]{8}$", "PROBE", text))
 

@@ -24,7 +24,7 @@ def play(url: str, seed: int) -> dict[str, tuple[Any, ...]]:
 
     Half of them stream, some share a prefix, some end on a stop string; no answer of those that are aborted.
     """
-    chance, client = random.Random(seed), httpx.Client(base_url=url, timeout=120, trust_env=False)
+    chance, client = random.Random(seed), httpx.Client(base_url=url, timeout=300, trust_env=False)
     bodies = {f"{seed}-{i}": _body(i, chance) for i in range(REQUESTS)}
     starts = {name: chance.uniform(0, 2.0) * (i >= _BURST) for i, name in enumerate(bodies)}
     begun = time.monotonic()

@@ -18,7 +18,7 @@ from zos_sglang.testing.distribution import distribution
 from zos_sglang.testing.dp_server import RANKS, DpServer, Hung, watched
 from zos_sglang.testing.models import make_tiny
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 SEED, LATE_RANK = 11, 1
 STEPS = 10_000

@@ -148,9 +148,10 @@ class Running:
 def killed(process: psutil.Process, within_s: float) -> None:
     """Wait until a process is dead; who has started it may not have collected it yet."""
     end = time.monotonic() + within_s
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < end, f"alive after {within_s} s"
-        time.sleep(0.05)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < end, f"alive after {within_s} s"
+            time.sleep(0.05)
 
 
 def left_shared(held: Holdings) -> list[str]:

@@ -25,10 +25,9 @@ from zos_sglang.overlap.streams import Barrier
 from zos_sglang.overlap.watch import (
     ASKS,
     FORWARD,
-    FORWARD_NS,
-    FORWARDED,
     FURTHER,
     LAUNCH,
+    LAUNCHED,
     OFF,
     OUTSIDE,
     PROCESS,
@@ -60,12 +59,14 @@ def step(watch: Watch, pending: Result, event: Event, lane: bool) -> Result:
             stamps[SELECT] = now()
         if stamps[ASKS]:
             watch.launching()
-        stamps[LAUNCH] = now()
-        begun = stamps[FORWARD] = now()
-        ended = stamps[FORWARDED] = now()
-        stamps[FORWARD_NS] += ended - begun
+        if not lane:
+            stamps[LAUNCH] = now()
+        stamps[FORWARD] = now()
         begun = now()
-        stamps[READING_NS] += now() - begun
+        ended = now()
+        stamps[READING_NS] += ended - begun
+        if lane:
+            stamps[LAUNCHED] = ended
     new = Result()
     new.copy_done = event
     if stamps is not None:

@@ -122,7 +122,7 @@ def recorded(world: LaneWorld, asynchronous: bool) -> tuple[Recorder, Callable[[
     recorder = Recorder(
         Ring(),
         make_facts(world.scheduler, world.lane_account),
-        GpuClock(DeviceEvent) if asynchronous else None,
+        GpuClock(DeviceEvent, "forward stream", "copy stream") if asynchronous else None,
         asynchronous=asynchronous,
         on_fault=fault,
     )

@@ -16,7 +16,6 @@ from tests.unit.call_count import Counts, DeviceEvent, counting, recorded, world
 from tests.unit.virtual_gpu import EARLY, LATE
 from zos_sglang.observe import wait
 from zos_sglang.observe.keeper import SETTLED
-from zos_sglang.observe.ledger import CLOCKED
 from zos_sglang.observe.record import Ring
 from zos_sglang.observe.recorder import Recorder
 
@@ -79,18 +78,18 @@ def within(found: Counter[str], budget: dict[str, int]) -> None:
 @pytest.mark.parametrize("mode", ["overlap", "resident"])
 def test_the_threads_clock_is_a_system_call_and_read_once_in_many_steps(mode: str) -> None:
     counts, _ = run(mode, LATE)
-    assert 0 < counts.mean("thread clock") <= 1.25 / CLOCKED
+    assert 0 < counts.mean("thread clock") <= 0.07
 
 
 @pytest.mark.parametrize("mode", ["overlap", "resident"])
 def test_a_slower_device_is_called_for_the_few_steps_that_are_timed(mode: str) -> None:
-    """Three events are recorded around each; two of 32 steps are timed."""
-    _, recorder = run(mode, LATE)
-    timed = len(recorder.gpu.under_way)
-    assert timed >= 2 * (STEPS // 32)
-    assert DeviceEvent.calls["record"] <= 3 * timed
-    recorder.close()
-    assert DeviceEvent.calls["query"] <= 2 * timed and DeviceEvent.calls["elapsed_time"] <= 3 * timed
+    """Two of 32 steps, with three events and three times between them each."""
+    counts, recorder = run(mode, LATE)
+    recorder.flush()
+    found = {what: times / STEPS for what, times in DeviceEvent.calls.items()}
+    assert 0.1 < found["record"] <= 0.2 and found["elapsed_time"] <= 0.2 and found["query"] <= 0.1
+    # Whether the newest result is there already.
+    assert counts.mean("Ledger._ask") <= 0.1
 
 
 @pytest.mark.parametrize("mode", ["overlap", "resident"])

@@ -16,6 +16,7 @@ from zos_sglang.observe.columns import to_columns
 from zos_sglang.observe.names import Forward, code
 from zos_sglang.observe.record import Ring
 from zos_sglang.observe.recorder import Recorder
+from zos_sglang.observe.wait import WaitClock
 from zos_sglang.overlap.guards import Reason
 from zos_sglang.overlap.watch import (
     ASKS,
@@ -88,6 +89,13 @@ class Event:
 
 def result(event: Any = None) -> Any:
     return SimpleNamespace(copy_done=event)
+
+
+def waiting_for(it: Recorder, event: Any) -> WaitClock:
+    """A result's clock, as the recorder makes it."""
+    clock = WaitClock()
+    clock.recorder, clock.event = it, event
+    return clock
 
 
 class Driven(Recorder):

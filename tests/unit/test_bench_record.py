@@ -32,6 +32,18 @@ def test_handing_on_counts_and_the_share_is_of_a_step_without_recording() -> Non
     assert (overlap["trace"], overlap["share"]["median"]) == (True, 0.01)
 
 
+def test_what_a_look_at_a_clock_takes_is_that_of_the_fastest_run() -> None:
+    looks = 0
+
+    def clock() -> int:
+        nonlocal looks
+        looks += 1
+        return 0
+
+    assert 0 < record_cost.look(clock, times=10) < 1_000_000
+    assert looks == 20 * 10
+
+
 class Server:
     """Needs `left` waves for its measurement; never measures if `left` is None."""
 

@@ -29,6 +29,7 @@ from zos_sglang.overlap.watch import (
     FORWARDED,
     FURTHER,
     LAUNCH,
+    LAUNCHED,
     OFF,
     OUTSIDE,
     PROCESS,
@@ -52,20 +53,25 @@ class Result:
     copy_done: Any = None
 
 
-def step(watch: Watch, pending: Result, event: Event, lane: bool) -> Result:
-    """What the loop, the launcher and the lane do at their places."""
+def step(watch: Watch, pending: Result, event: Event, lane: bool, here: bool = False) -> Result:
+    """What the loop, the launcher and the lane do at their places; `here`: the forward runs in the thread."""
     stamps = watch.stamps
     if stamps is not None:
         if not lane:
             stamps[SELECT] = now()
         if stamps[ASKS]:
             watch.launching()
-        stamps[LAUNCH] = now()
+        if not lane or here:
+            stamps[LAUNCH] = now()
         begun = stamps[FORWARD] = now()
-        ended = stamps[FORWARDED] = now()
-        stamps[FORWARD_NS] += ended - begun
+        if here:
+            ended = stamps[FORWARDED] = now()
+            stamps[FORWARD_NS] += ended - begun
         begun = now()
-        stamps[READING_NS] += now() - begun
+        ended = now()
+        stamps[READING_NS] += ended - begun
+        if lane:
+            stamps[LAUNCHED] = ended
     new = Result()
     new.copy_done = event
     if stamps is not None:
@@ -98,12 +104,12 @@ def best(call: Any) -> float:
     return found
 
 
-def cost(watch: Watch, lane: bool) -> float:
+def cost(watch: Watch, lane: bool, here: bool = False) -> float:
     event, last = Event(), [Result()]
     last[0].copy_done = event
 
     def watched() -> None:
-        last[0] = step(watch, last[0], event, lane)
+        last[0] = step(watch, last[0], event, lane, here)
 
     def plain() -> None:
         last[0] = nothing(last[0], event)
@@ -117,7 +123,7 @@ def measure() -> dict[str, float]:
     for name, lane in (("overlap", False), ("lane", True)):
         for device, asynchronous in (("cpu", False), ("gpu", True)):
             recorder = Recorder(Ring(), lambda *_: (16, 16, 0, DECODE, 0, 0, 0), asynchronous=asynchronous)
-            found[f"{name}-{device}"] = cost(recorder, lane)
+            found[f"{name}-{device}"] = cost(recorder, lane, not asynchronous)
             assert recorder.faults == 0 and recorder.launches == STEPS * RUNS
         found[f"{name}-off"] = cost(OFF, lane)
     return found

@@ -7,6 +7,7 @@ from hypothesis import given
 
 from tests.unit.fake_scheduler import Limits, Script
 from tests.unit.lane_fakes import LaneSpec
+from tests.unit.lane_scheduler import LaneLimits
 from tests.unit.lane_simulation import LaneScenario, LaneWorld, build, submit
 from tests.unit.recording import complete, record_world
 from tests.unit.simulation import Scenario
@@ -26,8 +27,12 @@ def watched(scenario: LaneScenario) -> tuple[LaneWorld, np.ndarray]:
     """A run, checked as without a recorder, and its records."""
     world = build(scenario)
     recorder = record_world(world)
-    forwards = [ForwardWatch(world.executor, name) for name in ("step", "begin")]
-    world.watch = forwards[0].watch = forwards[1].watch = recorder
+    world.watch = recorder
+    # In place of the runner's forward, which graphs do not go through.
+    eager = () if world.executor.graphs else ("step", "begin")
+    forwards = [ForwardWatch(world.executor, name, True) for name in eager]
+    for forward in forwards:
+        forward.watch = recorder
     world.run().check()
     for forward in forwards:
         forward.remove()
@@ -54,6 +59,24 @@ def test_steps_of_the_lane_are_resident_and_the_first_one_opens_it() -> None:
     assert set(records["tokens"][lane].tolist()) == {1, 2}
     before, _ = pairs(records[lane], same_rows=True)
     assert len(before) == 7 + 2 and (records["t_forward"][lane] >= records["t_launch"][lane]).all()
+
+
+def test_a_further_step_begins_with_its_graph_and_ends_with_its_readback() -> None:
+    """The lane reads the clock for few of the eight times; none of them is missing."""
+    _, records = watched(LaneScenario(submit(long(1, TEXT[:5], 12))))
+    further = of_lane(records) & ((records["flags"] & LANE_OPENING) == 0)
+    steps = records[further]
+    assert len(steps) > 8
+    assert (steps["t_select"] == steps["t_forward"]).all() and (steps["t_launch"] == steps["t_forward"]).all()
+    assert (steps["t_intake"] < steps["t_forward"]).all()
+    assert (steps["t_forward"] < steps["t_launched"]).all()
+    assert (steps["t_launched"] < steps["t_output"]).all()
+
+
+def test_a_further_step_without_graphs_begins_before_the_runners_forward() -> None:
+    _, records = watched(LaneScenario(submit(long(1, TEXT[:5], 12)), LaneLimits(graphs=False)))
+    steps = records[of_lane(records)]
+    assert len(steps) > 8 and (steps["t_launch"] < steps["t_forward"]).all()
 
 
 def test_leaving_and_refusing_explain_the_launch_that_follows() -> None:

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.recording import Clocks, Event, columns, launch, new_recorder, process, result
+from tests.unit.recording import Clocks, Event, columns, launch, new_recorder, process, result, waiting_for
 from zos_sglang.observe import keeper
 from zos_sglang.observe.adjacent import pairs
 from zos_sglang.observe.keeper import SETTLED
 from zos_sglang.observe.names import AFTER_IDLE, DELAYED_SAMPLING, PAUSED
-from zos_sglang.observe.wait import WaitClock
 from zos_sglang.overlap.guards import Reason
-from zos_sglang.overlap.watch import OFF, Watch
+from zos_sglang.overlap.watch import FORWARD, OFF, Watch
 
 
 @pytest.fixture
@@ -218,7 +217,7 @@ def test_a_wait_that_burns_the_processor_is_readback(clocks: Clocks) -> None:
 
 def test_the_wait_clock_passes_everything_on_to_its_event(clocks: Clocks) -> None:
     event = Event(clocks)
-    clock = WaitClock(new_recorder(), event)
+    clock = waiting_for(new_recorder(), event)
     assert clock.query() is False
     event.ready = True
     assert clock.query() is True
@@ -309,7 +308,7 @@ def step(it: Any, clocks: Clocks, kind: str, time: int) -> None:
     elif kind in ("wait", "spin"):
         event = Event(clocks, time, spins=kind == "spin")
         it.processing(None)
-        WaitClock(it, event).synchronize()
+        waiting_for(it, event).synchronize()
         it.processed()
     else:
         (clocks.work if kind == "work" else clocks.sleep)(time)
@@ -349,6 +348,18 @@ def test_of_several_forwards_in_a_launch_the_first_is_the_forward(clocks: Clocks
     it.end()
     found = columns(it)
     assert found["t_forward"] == found["t_launch"] and found["cpu_forward"] == [20]
+
+
+def test_a_launch_after_a_step_of_the_lane_that_failed_has_the_time_of_the_launch(clocks: Clocks) -> None:
+    it = new_recorder()
+    it.begin()
+    it.stamps[FORWARD] = clocks.now()  # the lane's, which then closed
+    clocks.work(10)
+    given = launch(it, result(Event(clocks)), Reason.NOTHING_PENDING, 0)
+    process(it, given)
+    it.end()
+    found = columns(it)
+    assert found["t_forward"] == found["t_launch"] == [clocks.wall]
 
 
 def test_an_iteration_without_a_launch_is_charged_to_the_result_that_it_processed(clocks: Clocks) -> None:

@@ -93,12 +93,12 @@ def test_steps_of_graphs_are_watched_by_themselves(graphs: bool, monkeypatch: An
     runtime = runtime_with()
     placed: list[Any] = []
     runtime.observation = SimpleNamespace(
-        place=lambda *given: None, place_forward=lambda *given: placed.append(given)
+        place=lambda *given: None, place_forward=lambda *given, stamped: placed.append((*given, stamped))
     )
     lane = SimpleNamespace(executor=executor(graphs))
     built_by(monkeypatch, (lane, "results"))
     runtime._build_lane("parts")
-    places = [("lane step", lane.executor, "step"), ("lane step, masked", lane.executor, "begin")]
+    places = [("lane step", lane.executor, "step", True), ("lane step, masked", lane.executor, "begin", True)]
     assert placed == (places if graphs else [])
 
 
@@ -107,7 +107,7 @@ def test_a_lane_that_is_no_more_is_watched_nowhere() -> None:
     runtime = runtime_with()
     placed: list[Any] = []
     runtime.observation = SimpleNamespace(
-        place=lambda *given: placed.append(given), place_forward=lambda *given: placed.append(given)
+        place=lambda *given: placed.append(given), place_forward=lambda *given, stamped: placed.append(given)
     )
     runtime.watch_lane(None)
     assert placed == [("lane", None), ("lane step", None, "step"), ("lane step, masked", None, "begin")]

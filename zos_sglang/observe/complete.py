@@ -12,7 +12,16 @@ from zos_sglang.observe import tape
 from zos_sglang.observe.names import CODES, DETAIL, Block, Path, Ready, code
 from zos_sglang.observe.record import COUNTS, SMALL, STEP
 from zos_sglang.overlap.guards import Reason
-from zos_sglang.overlap.watch import FORWARD, FORWARDED, LAUNCH, PROCESS, PROCESSED, SAMPLED, SELECT
+from zos_sglang.overlap.watch import (
+    FORWARD,
+    FORWARDED,
+    LAUNCH,
+    LAUNCHED,
+    PROCESS,
+    PROCESSED,
+    SAMPLED,
+    SELECT,
+)
 
 WAITED, AT_PROCESS, UNSEEN = (code("ready", r) for r in (Ready.WAITED, Ready.AT_PROCESS, Ready.UNSEEN))
 AT_BEGIN, AT_LAUNCH = code("ready", Ready.AT_BEGIN), code("ready", Ready.AT_LAUNCH)
@@ -31,7 +40,7 @@ _PATH, _REASON, _BLOCK, _DEPTH, _READY, _FLAGS = (
 #: Of what a launch says, which column of the tape is which field. The ride stands in for the path meanwhile.
 _OF_LAUNCH = {
     **{"step": tape.STEP, "t_intake": tape.BEGIN, "t_select": SELECT, "t_launch": LAUNCH},
-    **{"t_forward": FORWARD, "t_launched": tape.LAUNCHED, "blocked": tape.BLOCKED},
+    **{"t_forward": FORWARD, "t_launched": LAUNCHED, "blocked": tape.BLOCKED},
     **{"rows": tape.ROWS, "tokens": tape.TOKENS, "waiting": tape.WAITING, "mode": tape.MODE},
     **{"path": tape.RIDE, "reason": tape.REASON, "block": tape.CAUSE, "forward": tape.KIND},
     **{"barrier": tape.BARRIER, "refusal": tape.REFUSAL, "departure": tape.DEPARTURE},
@@ -67,14 +76,17 @@ def launched(rows: np.ndarray, asynchronous: bool) -> np.ndarray:
     steps[:, _TO] = rows[:, _FROM]
     steps[:, _GPU : _D2H + 1] = -1
     steps[:, _FLAGS] |= np.where(rows[:, SAMPLED] & tape.BY_CLOCK, DETAIL, 0)
-    for place in (_T_SELECT, _T_FORWARD):
-        times = steps[:, place]
-        np.copyto(times, steps[:, _T_LAUNCH], where=times == 0)
+    # What the lane does not stamp begins with the forward. A lane's step that failed was launched once more.
+    launch, forward = steps[:, _T_LAUNCH], steps[:, _T_FORWARD]
+    np.copyto(launch, forward, where=launch == 0)
+    np.maximum(forward, launch, out=forward)
+    select = steps[:, _T_SELECT]
+    np.copyto(select, launch, where=select == 0)
     if not asynchronous:
         # Nobody waits there: the result was there when the forward returned.
         steps[:, _READY] = WAITED
         done = rows[:, FORWARDED]
-        steps[:, _T_READY] = np.where(done > 0, done, rows[:, tape.LAUNCHED])
+        steps[:, _T_READY] = np.where(done > 0, done, rows[:, LAUNCHED])
     return steps
 
 

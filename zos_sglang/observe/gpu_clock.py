@@ -54,7 +54,7 @@ class GpuClock:
         forward: the stream of the model; may be replaced while no sample is armed.
         copy: the stream of the readback; None: the copy is queued by somebody else, and not timed.
         every: steps from sample to sample.
-        pairs: samples under way at most, in pairs.
+        pairs: samples under way at most, in pairs; they are collected every `keeper.SETTLED` steps.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class GpuClock:
         forward: Any = None,
         copy: Any = None,
         *,
-        every: int = 16,
-        pairs: int = 8,
+        every: int = 32,
+        pairs: int = 20,
     ) -> None:
         self.forward, self.copy, self.every = forward, copy, every
         self._free = [Sample(new_event) for _ in range(2 * pairs)]

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 #: Records are handed on when so many wait; where somebody takes them, also when so much time has passed (ns).
 DUE, DUE_NS, NEVER_NS = 1024, 1_000_000_000, 1 << 62
 #: Rows between two looks at them: enough for what a look costs by itself to be little a step.
-SETTLED = 128
+SETTLED = 512
 
 
 def name_of(sink: object) -> str:

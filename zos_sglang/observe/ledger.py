@@ -44,7 +44,7 @@ class Ledger(Keeper):
     """
 
     __slots__ = (
-        *("on_fault", "stopped", "after", "_detail", "_flags", "_fresh", "_cpu", "_stop"),
+        *("on_fault", "stopped", "after", "clocked", "_flags", "_fresh", "_cpu", "_stop"),
         *("_armed", "_unknown", "_newest", "_waits", "_every"),
     )
 
@@ -57,7 +57,8 @@ class Ledger(Keeper):
         self.stopped = False
         #: Called at the end of every iteration.
         self.after: Callable[[], None] | None = None
-        self._detail = False
+        #: `detail`, for those who look at every step: a property is a call.
+        self.clocked = False
         self._flags = 0
         #: Steps from one sample of the device's time to the next.
         self._every = gpu.every if gpu is not None else 0
@@ -86,16 +87,16 @@ class Ledger(Keeper):
     @property
     def detail(self) -> bool:
         """Whether the thread clock is read at every iteration, and at the edges of forwards and waits."""
-        return self._detail
+        return self.clocked
 
     @detail.setter
     def detail(self, on: bool) -> None:
-        if on == self._detail:
+        if on == self.clocked:
             return
         # An iteration whose forward was clocked has a reading of its own.
         if not self._fresh:
             self._read_clock_within()
-        self._detail = on
+        self.clocked = on
         self._next_reading()
         self._blank[SAMPLED] = BY_CLOCK * on
         sampled = self._table[self.rows :, SAMPLED]
@@ -114,12 +115,17 @@ class Ledger(Keeper):
         if self._fresh:
             self.begin()
         else:
-            # As `end_iteration`; calls cost as much again.
+            # As `end_iteration` and `find_result`; calls cost as much again.
             stamps = self.stamps
             if stamps[PROCESS] and not stamps[RESULT]:
-                if self.open and not self._unknown and self.open[0] is None:
-                    stamps[RESULT] = self.launches - len(self.open) + 1
-                    self.open.popleft()
+                waiting = self.open
+                if waiting and not self._unknown:
+                    stamps[RESULT] = self.launches - len(waiting) + 1
+                    clock = waiting.popleft()
+                    if clock is not None:
+                        ready = stamps[READY] = clock.ready
+                        stamps[T_READY], stamps[WAIT] = clock.t_ready, clock.waited
+                        self._waits = ready == READY_WAITED
                 else:
                     self.find_result()
             stamps[END] = t
@@ -131,11 +137,10 @@ class Ledger(Keeper):
         if self.rows >= self._full or t >= self.due_at:
             self.settle_now()
         if self.asynchronous:
-            if self._waits:
-                every = self._every
-                self.stamps[ASKS] = every != 0 and (self.launches + 1) % every <= 1
-            else:
-                self._ask(AT_BEGIN)
+            every = self._every
+            due = every != 0 and (self.launches + 1) % every <= 1
+            # What is known by now is not asked for again at the launch.
+            self.stamps[ASKS] = due if self._waits or self._ask(AT_BEGIN) else True
         if self.after is not None:
             self.after()
 
@@ -186,7 +191,7 @@ class Ledger(Keeper):
 
     def _next_reading(self) -> None:
         """When the clock is to be read again, by number of rows."""
-        self._stop = self.rows + (0 if self._detail else CLOCKED)
+        self._stop = self.rows + (0 if self.clocked else CLOCKED)
 
     def _read_clock_within(self) -> None:
         """Give the iterations that have ended their part; the one under way keeps its own, by wall time."""
@@ -254,16 +259,18 @@ class Ledger(Keeper):
             self.gpu.under_way.clear()
         self.hand_on()
 
-    def _ask(self, when: int) -> None:
-        """Is the newest result there already?"""
+    def _ask(self, when: int) -> bool:
+        """Is the newest result there already? True too where there is nothing to ask for."""
         clock = self._newest
         if clock is None or clock.ready or clock.event is None:
-            return
+            return True
         try:
             if clock.event.query():
                 clock.ready, clock.t_ready = when, now()
+                return True
         except Exception:
             self.fault()
+        return False
 
     def fault(self) -> None:
         """Recording failed: say so once, and let the scheduler go on without."""

@@ -25,7 +25,6 @@ from zos_sglang.observe.tape import (
     CPU_FORWARD,
     DEPENDS_NS,
     FLAGS,
-    LAUNCHED,
     PROCESS_NS,
     READY,
     RESULT,
@@ -35,7 +34,7 @@ from zos_sglang.observe.tape import (
     WAIT,
 )
 from zos_sglang.observe.wait import WaitClock
-from zos_sglang.overlap.watch import FURTHER, OUTSIDE, PROCESS, PROCESSED, READING_NS, SAMPLED
+from zos_sglang.overlap.watch import FURTHER, LAUNCHED, OUTSIDE, PROCESS, PROCESSED, READING_NS, SAMPLED
 
 #: What a batch is: rows, tokens, waiting requests, code of the forward mode, flags, codes of the lane's
 #: refusal and departure.
@@ -123,11 +122,11 @@ class Recorder(Ledger):
     def forwarding(self) -> None:
         if self._armed:
             self._try(self.gpu.start)  # type: ignore[union-attr]
-        if self._detail:
+        if self.clocked:
             self._cpu_from = thread_time_ns()
 
     def forwarded(self) -> None:
-        if self._detail:
+        if self.clocked:
             self.stamps[CPU_FORWARD] += thread_time_ns() - self._cpu_from
 
     def reading_back(self) -> None:
@@ -147,7 +146,8 @@ class Recorder(Ledger):
         self, batch: Any, result: Any, ride: int, reason: Any, depth: int, barrier: Any = None
     ) -> None:
         stamps = self.stamps
-        stamps[LAUNCHED] = now()
+        if not stamps[LAUNCHED]:
+            stamps[LAUNCHED] = now()
         try:
             if stamps[PROCESS] or self._unknown or len(self.open) != depth:
                 self._find_pending(depth)
@@ -161,10 +161,22 @@ class Recorder(Ledger):
                 stamps[FLAGS] |= self._flags
                 self._flags = 0
             stamps[STEP] = self.launches = self.launches + 1
-            if self.asynchronous:
-                self._follow(result, stamps[FLAGS])
-            else:
+            if not self.asynchronous:
                 self.open.append(None)
+                return
+            clock = self._newest = WaitClock()
+            clock.recorder = self
+            self.open.append(clock)
+            delayed = stamps[FLAGS] & DELAYED_SAMPLING
+            if delayed:
+                self._delayed = clock, result
+            elif result.copy_done is None:
+                self._arm(clock, result)
+            else:
+                clock.event, result.copy_done = result.copy_done, clock
+            if self._armed:
+                self._armed = False
+                self.gpu.launched(not delayed)  # type: ignore[union-attr]
         except Exception:
             self.fault()
 
@@ -188,18 +200,6 @@ class Recorder(Ledger):
         while len(self.open) > depth:
             self.give_up_oldest()
         self._unknown = depth - len(self.open)
-
-    def _follow(self, result: Any, flags: int) -> None:
-        clock = self._newest = WaitClock(self)
-        self.open.append(clock)
-        delayed = flags & DELAYED_SAMPLING
-        if delayed:
-            self._delayed = clock, result
-        else:
-            self._arm(clock, result)
-        if self._armed:
-            self._armed = False
-            self.gpu.launched(not delayed)  # type: ignore[union-attr]
 
     def _arm(self, clock: WaitClock, result: Any) -> None:
         event = result.copy_done

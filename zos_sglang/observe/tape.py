@@ -20,9 +20,9 @@ DEPENDS_NS, PROCESS_NS, WAITED, WAITED_THERE, CPU_WAITED, CPU_FORWARD = range(EX
 #: The result that was processed: number of its launch (0: none; `NOBODYS`: not one of ours), how it was known
 #: to be there and when, and how long it was waited for.
 RESULT, READY, T_READY, WAIT = range(CPU_FORWARD + 1, CPU_FORWARD + 5)
-#: The launch: its number (0: none), when it returned, and what it was. Words are their numbers in `names`.
+#: The launch: its number (0: none), and what it was. Words are their numbers in `names`.
 #: From ROWS to FLAGS most launches are like the one before.
-STEP, LAUNCHED, CAUSE, BLOCKED = range(WAIT + 1, WAIT + 5)
+STEP, CAUSE, BLOCKED = range(WAIT + 1, WAIT + 4)
 ROWS, TOKENS, WAITING, MODE, RIDE, REASON, KIND = range(BLOCKED + 1, BLOCKED + 8)
 BARRIER, REFUSAL, DEPARTURE, DEPTH, FLAGS = range(KIND + 1, KIND + 6)
 WIDTH = FLAGS + 1

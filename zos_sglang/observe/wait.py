@@ -21,21 +21,19 @@ class WaitClock:
     """Stands in for a result's event (`copy_done`) and times whoever waits for it.
 
     A new one for each launch: an event must never be mistaken for a later one, however long its result lives.
+    Whoever makes one sets `recorder`; there is no `__init__`, a call more for every step.
     """
 
-    __slots__ = ("event", "ready", "recorder", "t_ready", "waited")
-
-    def __init__(self, recorder: Recorder, event: Any = None) -> None:
-        self.recorder = recorder
-        #: None: there is nothing yet that stands for the result.
-        self.event = event
-        #: How the result was known to be there, and when (0: not known); how long it was waited for. In ns.
-        self.ready = self.t_ready = self.waited = 0
+    recorder: Recorder
+    #: None: there is nothing yet that stands for the result.
+    event: Any = None
+    #: How the result was known to be there, and when (0: not known); how long it was waited for. In ns.
+    ready = t_ready = waited = 0
 
     def synchronize(self) -> None:
         recorder = self.recorder
         stamps = recorder.stamps
-        if recorder.detail:
+        if recorder.clocked:
             cpu = thread_time_ns()
             begun = perf_counter_ns()
             self.event.synchronize()

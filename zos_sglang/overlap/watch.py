@@ -8,10 +8,12 @@ and a place costs a look. In the order of an iteration; what does not happen is 
     PROCESS, PROCESSED    around the processing of a result (before LAUNCH if the launch may not overlap);
                           `again()` first if this iteration has processed one before
     LAUNCH                a batch is selected and decided on; `launching()` first where `stamps[ASKS]`
-    FORWARD, FORWARDED    around the model's forward, or the lane's step; of several in a launch, around all.
-                          FORWARD_NS is what they took
+    FORWARD               the model's forward, or the lane's graph, is called; of several in a launch the
+                          first. Further steps of a lane of graphs have this stamp and no LAUNCH
+    FORWARDED             it has returned, FORWARD_NS is what it and others took: where it runs in this thread
     READING_NS            what queueing copies to the host took
-    launched(...)         the launch has returned; gives the result its watcher
+    LAUNCHED              the launch has returned; by the lane, whose launch ends with such a copy, else by
+    launched(...)         which gives the result its watcher
     depending, depended   work that needs the sample of the step before (delayed sampling)
     blocked               the thread was held up for so many nanoseconds
     idle, paused          no batch; the engine is paused
@@ -26,7 +28,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 #: Places of `stamps`: times and durations, ns of `perf_counter_ns`; 0 where nothing was stamped.
-SELECT, LAUNCH, FORWARD, FORWARDED, FORWARD_NS, READING_NS, PROCESS, PROCESSED, SAMPLED, ASKS = range(10)
+SELECT, LAUNCH, FORWARD, FORWARDED, FORWARD_NS, READING_NS = range(6)
+LAUNCHED, PROCESS, PROCESSED, SAMPLED, ASKS = range(6, 11)
 
 
 #: Whose launch it was: not the lane's; the lane's first step on its batch; a further one on the same batch.

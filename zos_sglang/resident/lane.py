@@ -29,7 +29,7 @@ from typing import Any
 from zos_sglang.overlap.guards import Reason
 from zos_sglang.overlap.protocols import Decisions
 from zos_sglang.overlap.row_ledger import RowLedgerError
-from zos_sglang.overlap.watch import ASKS, LAUNCH, OFF, READING_NS, SAMPLED, Watch
+from zos_sglang.overlap.watch import ASKS, FORWARD, LAUNCH, LAUNCHED, OFF, READING_NS, SAMPLED, Watch
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Departure, Refusal
 from zos_sglang.resident.executor import Executor
@@ -176,10 +176,8 @@ class Lane:
             return None
         port.selected_again()
         stamps = self.watch.stamps
-        if stamps is not None:
-            if stamps[ASKS]:
-                self.watch.launching()
-            stamps[LAUNCH] = now()
+        if stamps is not None and stamps[ASKS]:
+            self.watch.launching()
         if self.ranks is not None:
             assert self.window is not None
             self.ranks.launching(self.batch, "lane step", Reason.OVERLAPPED, self.window.steps)
@@ -228,6 +226,15 @@ class Lane:
         return True
 
     def _queue_step(self, table: Any) -> None:
+        watch = self.watch
+        stamps = watch.stamps
+        if stamps is not None:
+            if self.executor.graphs:
+                if stamps[SAMPLED]:
+                    watch.forwarding()
+                stamps[FORWARD] = now()
+            elif not stamps[LAUNCH]:
+                stamps[LAUNCH] = now()  # and the runner's forward is watched by itself
         (self.executor.begin if table.constrained else self.executor.step)()
 
     def _launched(self) -> Any:
@@ -281,7 +288,10 @@ class Lane:
             self._break("readback", "could not queue a readback")
             tokens, arrived = self._fetch(), None
         if stamps is not None:
-            stamps[READING_NS] += now() - begun
+            ended = now()
+            stamps[READING_NS] += ended - begun
+            if not stamps[LAUNCHED]:
+                stamps[LAUNCHED] = ended
             if stamps[SAMPLED]:
                 watch.read_back()
         return tokens, arrived

@@ -291,8 +291,8 @@ class Runtime:
         executor = lane.executor if lane is not None else None
         if executor is None or executor.graphs:
             # Steps of graphs do not go through the runner's forward.
-            self.observation.place_forward("lane step", executor, "step")
-            self.observation.place_forward("lane step, masked", executor, "begin")
+            self.observation.place_forward("lane step", executor, "step", stamped=True)
+            self.observation.place_forward("lane step, masked", executor, "begin", stamped=True)
 
     def _assemble_lane(self, parts: Any) -> Any:
         from zos_sglang.upstream.lane_build import build_lane

@@ -124,12 +124,17 @@ class Observation:
             owner.watch = self.watch
 
     @harmless
-    def place_forward(self, name: str, owner: Any, attribute: str) -> None:
-        """A callable that runs the model; owner None: it is no more."""
+    def place_forward(self, name: str, owner: Any, attribute: str, *, stamped: bool = False) -> None:
+        """A callable that runs the model; owner None: it is no more.
+
+        `stamped`: whoever calls it stamps when. Then it is watched only where a call is the model's own time.
+        """
         if owner is None:
             self._forwards.pop(name, None)
             if name in self._places:
                 self._places.pop(name).remove()
+            return
+        if stamped and self._asynchronous:
             return
         self._forwards[name] = (owner, attribute)
         if self.watch is not OFF:
@@ -150,7 +155,7 @@ class Observation:
     def _stand_forwards(self) -> None:
         for name, (owner, attribute) in self._forwards.items():
             if name not in self._places:
-                self.place(name, ForwardWatch(owner, attribute))
+                self.place(name, ForwardWatch(owner, attribute, self._asynchronous))
 
     def _remove_forwards(self) -> None:
         for name in [n for n in self._places if n in self._forwards]:

@@ -28,12 +28,18 @@ def make_facts(scheduler: Any, account: LaneAccount) -> Callable[[Any, Any, bool
     """
     always = 0 if scheduler.is_generation else EMBEDDING
     forwards: dict[Any, int] = {}
+    last: Any = None
+    last_forward = 0
 
     def facts(batch: Any, result: Any, resident: bool) -> Facts:
-        mode = batch.forward_mode
-        forward = forwards.get(mode)
-        if forward is None:
-            forward = forwards[mode] = code("forward", mode.name.lower())
+        nonlocal last, last_forward
+        mode, forward = batch.forward_mode, last_forward
+        if mode is not last:  # finding an enumeration's member in a dict may take a call
+            found = forwards.get(mode)
+            if found is None:
+                found = forwards[mode] = code("forward", mode.name.lower())
+            last, last_forward = mode, found
+            forward = found
         tokens = rows = len(batch.reqs)
         flags = always
         if resident:

@@ -221,13 +221,27 @@ class ForwardWatch:
 
     Args:
         owner, name: whose attribute it is.
+        asynchronous: a call only queues the model: nobody needs to know how long it took.
     """
 
-    def __init__(self, owner: Any, name: str) -> None:
+    def __init__(self, owner: Any, name: str, asynchronous: bool) -> None:
         self.watch: Watch = OFF
-        self._stand = Stand(owner, name, self._over(getattr(owner, name)))
+        over = self._before if asynchronous else self._around
+        self._stand = Stand(owner, name, over(getattr(owner, name)))
 
-    def _over(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _before(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            watch = self.watch
+            stamps = watch.stamps
+            if stamps is not None and not stamps[FORWARD]:
+                if stamps[SAMPLED]:
+                    watch.forwarding()
+                stamps[FORWARD] = now()
+            return forward(*args, **kwargs)
+
+        return watched
+
+    def _around(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         # A function, since a call of an object costs more.
         def watched(*args: Any, **kwargs: Any) -> Any:
             watch = self.watch

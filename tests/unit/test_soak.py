@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
+from httpcore._async.http11 import AsyncHTTP11Connection
 
 from zos_sglang.testing.compare.records import Record
 from zos_sglang.testing.soak import cli
-from zos_sglang.testing.soak.judge import Life, faults_of, outcome_of
+from zos_sglang.testing.soak.judge import Life, Tally, faults_of, outcome_of
 from zos_sglang.testing.soak.plan import GPU, Ask, Scale, Source, questions
+from zos_sglang.testing.soak.traffic import Traffic, client
 from zos_sglang.testing.soak.truth import Expected, Oracle, Recorded
 from zos_sglang.testing.soak.watch import Process, Sample, growth, processes_of, slope
 
@@ -52,6 +57,49 @@ def test_the_oracle_knows_every_answer_by_request_and_position():
     found = truth.expected(ask(400))
     assert found.ids == truth.expected(ask(400)).ids and set(found.ids) <= set(range(64))
     assert (found.ids[-1] == 63) == (found.finish == {"stop"})
+
+
+# ------------------------------------------------------------------ clients
+
+
+def test_clients_that_leave_between_connection_and_request_leave_no_connection_behind(monkeypatch):
+    async def not_yet(*_: Any) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(AsyncHTTP11Connection, "handle_async_request", not_yet)
+    assert asyncio.run(connections_after_hanging_up(clients=5)) == 0
+
+
+async def connections_after_hanging_up(clients: int) -> int:
+    """Connections that a server which never answers still has, while the soak's client lives on."""
+    opened: set[asyncio.StreamWriter] = set()
+
+    async def never_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.add(writer)
+        while await reader.read(1024):
+            pass
+        opened.discard(writer)
+        writer.close()
+
+    server = await asyncio.start_server(never_answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    scale = Scale()
+    asked = questions(scale, vocab=512, seed=0)
+    async with client(f"http://127.0.0.1:{port}") as http:
+        traffic = Traffic(http, asked, Oracle(asked, vocab=512), Source(scale, 0), tally := Tally())
+
+        async def leave(number: int) -> None:
+            await traffic._ask(replace(ask(cut="hang up"), rid=f"soak-0-{number}"))
+
+        await asyncio.gather(*map(leave, range(clients)))
+        for _ in range(100):  # what is closed here is seen there a moment later
+            if not opened:
+                break
+            await asyncio.sleep(0.02)
+        left = len(opened)
+    assert tally.outcomes == {"hung up": clients}
+    server.close()
+    return left
 
 
 # ------------------------------------------------------------------ judge

@@ -10,7 +10,7 @@ import pytest
 
 from zos_sglang.testing.soak.disturb import MODES
 from zos_sglang.testing.soak.judge import Tally
-from zos_sglang.testing.soak.report import checks_of, print_report, report_of
+from zos_sglang.testing.soak.report import print_report, report_of
 from zos_sglang.testing.soak.run import Settings
 from zos_sglang.testing.soak.watch import Process, Sample
 
@@ -83,18 +83,6 @@ def test_an_hour_may_grow_less_than_ten_minutes():
     slow = [sample(minute, rss=100 + minute) for minute in range(41)]
     assert failed(soak(samples=slow[:9])) == []
     assert failed(soak(samples=slow)) == ["rss_mb_per_minute at most 0.5"]
-
-
-def test_the_http_process_which_is_stocks_may_gain_descriptors_faster_but_not_without_limit():
-    for rate, ok in ((2, True), (4, False)):
-        made = soak()
-        found = report_of(made) | {"minutes": 9.0, "growth": {"launcher": rates(rate), "scheduler": rates(0)}}
-        checks = [check for check in checks_of(made, found) if check.what.startswith("fds")]
-        assert [check.ok for check in checks] == [ok]
-
-
-def rates(descriptors: float) -> dict[str, float]:
-    return {"rss_mb_per_minute": 0.0, "fds_per_minute": descriptors}
 
 
 def test_faults_that_were_asked_for_are_counted_and_do_not_fail_it():

@@ -22,9 +22,6 @@ _WHOLE_MINUTES = 3.0
 _TREND_MINUTES = 5.0
 #: From so many minutes on, what a process may still grow by in a minute: MB, descriptors.
 LIMITS = ((30.0, 0.5, 1.0), (_TREND_MINUTES, 2.0, 1.0))
-#: The same for SGLang's HTTP process, in which nothing of ours opens any. It gains about one socket a minute;
-#: why is not found yet (bench/NOTES.md, soak).
-HTTP_PROCESS, HTTP_FDS = "launcher", 3.0
 
 
 def report_of(soak: Soak) -> dict[str, Any]:
@@ -83,8 +80,7 @@ def checks_of(soak: Soak, found: Mapping[str, Any]) -> list[Check]:
     if limits is not None:
         for name, limit in zip(("rss_mb_per_minute", "fds_per_minute"), limits, strict=True):
             rates = {process: seen[name] for process, seen in found["growth"].items()}
-            own = {HTTP_PROCESS: HTTP_FDS} if name == "fds_per_minute" else {}
-            holds = all(rate <= own.get(process, limit) for process, rate in rates.items())
+            holds = all(rate <= limit for rate in rates.values())
             checks.append(Check(f"{name} at most {limit:g}", holds, rates))
     return checks
 

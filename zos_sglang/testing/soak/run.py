@@ -17,7 +17,7 @@ from zos_sglang.testing.server import ServerProcess
 from zos_sglang.testing.soak.disturb import MODES, Disturber
 from zos_sglang.testing.soak.judge import Tally
 from zos_sglang.testing.soak.plan import Scale, Source, questions
-from zos_sglang.testing.soak.traffic import Traffic
+from zos_sglang.testing.soak.traffic import Traffic, client
 from zos_sglang.testing.soak.truth import Oracle, Truth, record
 from zos_sglang.testing.soak.watch import Sample, sample_of
 
@@ -52,13 +52,7 @@ class Soak:
         self.zos: dict[str, Any] = {}
         self.begun = 0.0
         self.oldest_s = 0.0
-        self.http = httpx.AsyncClient(
-            base_url=server.url,
-            timeout=httpx.Timeout(180, connect=30),
-            # The server closes an idle connection after 5 s; one reused at that moment looks like its death.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-            trust_env=False,
-        )
+        self.http = client(server.url)
 
     async def run(self) -> None:
         """Everything; faults stand in `tally`. Raises BenchError if stock's answers cannot be recorded."""

@@ -20,6 +20,18 @@ from zos_sglang.testing.soak.truth import Truth
 _REFUSED_S = 1.0
 
 
+def client(url: str) -> httpx.AsyncClient:
+    """A client of the server at `url`, with a connection for each request."""
+    return httpx.AsyncClient(
+        base_url=url,
+        timeout=httpx.Timeout(180, connect=30),
+        # The server closes an idle connection sometime; one reused at that moment looks like its death.
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        trust_env=False,
+        verify=False,  # plain HTTP: reading certificates takes longer than a request
+    )
+
+
 class Traffic:
     """Users that ask while the gate is open."""
 
@@ -69,7 +81,8 @@ class Traffic:
         self.tally.requests += 1
         self.under_way[ask.rid] = begun
         try:
-            answers = await (self._hang_up(ask) if ask.cut == "hang up" else self._whole(ask))
+            whole = self._hang_up(ask) if ask.cut == "hang up" else self._whole(ask, self.http)
+            answers = await whole
         finally:
             del self.under_way[ask.rid]
         seconds = time.monotonic() - begun
@@ -94,12 +107,12 @@ class Traffic:
         tally.output_tokens += len(answer.token_ids or [])
         tally.retractions += answer.retractions
 
-    async def _whole(self, ask: Ask) -> list[Record]:
+    async def _whole(self, ask: Ask, http: httpx.AsyncClient) -> list[Record]:
         abort = asyncio.create_task(self._abort(ask)) if ask.cut == "abort" else None
         try:
             if ask.stream and ask.copies == 1:
-                return [await self._streamed(ask)]
-            return await self._at_once(ask)
+                return [await self._streamed(ask, http)]
+            return await self._at_once(ask, http)
         finally:
             if abort is not None:
                 await abort
@@ -109,10 +122,15 @@ class Traffic:
         await self.http.post("/abort_request", json={"rid": ask.rid})
 
     async def _hang_up(self, ask: Ask) -> list[Record]:
-        """Leave in the middle; nothing, or the answer that came before that."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ask.after_s + 0.02):
-                return await self._whole(ask)
+        """Leave in the middle; nothing, or the answer that came before that.
+
+        By a client that is closed afterwards. One that left between its connection and its request would keep
+        that connection otherwise (encode/httpcore issue 1093), and so does the server.
+        """
+        async with client(str(self.http.base_url)) as leaving:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ask.after_s + 0.02):
+                    return await self._whole(ask, leaving)
         return []
 
     def _body(self, ask: Ask) -> dict[str, Any]:
@@ -128,10 +146,10 @@ class Traffic:
             "stream": ask.stream and ask.copies == 1,
         }
 
-    async def _streamed(self, ask: Ask) -> Record:
+    async def _streamed(self, ask: Ask, http: httpx.AsyncClient) -> Record:
         record = Record(name=ask.rid)
         reader = NativeStream(record)
-        async with self.http.stream("POST", "/generate", json=self._body(ask)) as response:
+        async with http.stream("POST", "/generate", json=self._body(ask)) as response:
             record.status = response.status_code
             if response.status_code != 200:
                 record.error = (await response.aread()).decode()
@@ -144,8 +162,8 @@ class Traffic:
             _keep(record, reader.final["meta_info"])
         return record
 
-    async def _at_once(self, ask: Ask) -> list[Record]:
-        reply = await self.http.post("/generate", json=self._body(ask))
+    async def _at_once(self, ask: Ask, http: httpx.AsyncClient) -> list[Record]:
+        reply = await http.post("/generate", json=self._body(ask))
         if reply.status_code != 200:
             return [Record(name=ask.rid, status=reply.status_code, error=reply.text)]
         body = reply.json()

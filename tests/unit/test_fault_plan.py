@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zos_sglang.faults.injector import InjectedFault, Injector
-from zos_sglang.faults.plan import MOST_CALLS, ON, POINTS, Fault, from_code, parse, to_code
+from zos_sglang.faults.plan import MOST_CALLS, MOST_RANKS, ON, POINTS, Fault, from_code, parse, to_code
 from zos_sglang.settings import Settings, SettingsError
 
-faults = st.builds(Fault, st.sampled_from(list(POINTS)), st.integers(1, MOST_CALLS), st.booleans())
+ranks = st.none() | st.integers(0, MOST_RANKS - 1)
+faults = st.builds(Fault, st.sampled_from(list(POINTS)), st.integers(1, MOST_CALLS), st.booleans(), ranks)
 
 
 def failures(injector, point, calls):
@@ -34,11 +35,21 @@ def test_the_first_call_is_meant_where_none_is_named():
     assert parse("launch, readback:10+") == (Fault("launch", 1), Fault("readback", 10, True))
 
 
+def test_a_rank_may_be_named():
+    assert parse("launch@1, mask@0:3+") == (Fault("launch", 1, rank=1), Fault("mask", 3, True, 0))
+
+
 def test_on_asks_for_nothing_yet():
     assert parse(ON) == ()
 
 
-@pytest.mark.parametrize("text", ["lauch:3", "launch:", "launch:0", "launch:x", "launch:3,", "on,launch"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("lauch:3", "launch:", "launch:0", "launch:x", "launch:3,", "on,launch"),
+        *("launch@", "launch@x:3", "launch@1000", "launch:3@1"),
+    ],
+)
 def test_anything_else_is_refused(text):
     with pytest.raises(ValueError, match=r"is no fault|a call from 1"):
         parse(text)
@@ -92,6 +103,13 @@ def test_a_point_fails_at_its_call_once_or_from_then_on(point, at, always):
 
 def test_other_points_do_not_fail():
     assert failures(Injector([Fault("launch", 1, True)]), "readback", 5) == []
+
+
+@pytest.mark.parametrize(("rank", "failed"), [(0, [5]), (1, [2])])
+def test_a_fault_of_one_rank_fails_in_that_rank_alone(rank, failed):
+    planned = [Fault("launch", 5, rank=0), Fault("launch", 2, rank=1), Fault("mask", 1, rank=1 - rank)]
+    injector = Injector(planned, lambda: rank)
+    assert failures(injector, "launch", 6) == failed and failures(injector, "mask", 6) == []
 
 
 def test_arming_counts_from_anew_and_forgets_what_was_armed():

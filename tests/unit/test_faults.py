@@ -21,7 +21,7 @@ from tests.unit.virtual_gpu import POLICIES
 from zos_sglang.faults import plan
 from zos_sglang.faults.plan import Fault
 from zos_sglang.settings import Settings
-from zos_sglang.upstream import entry, lane_build
+from zos_sglang.upstream import entry, lane_build, rank_board
 from zos_sglang.upstream.runtime import Runtime
 
 __all__ = ["over_the_virtual_gpu"]
@@ -73,6 +73,25 @@ def test_a_mode_that_cannot_be_had_is_mode_stock(before, after, caplog):
     assert runtime.mode == "stock" and runtime.pending is None
     assert runtime.account.faults == {"mode-switch": 1}
     assert said(caplog) == [f"zos-sglang: mode-switch failed; mode {after} cannot be had, mode stock runs"]
+
+
+def test_a_mode_that_another_rank_cannot_have_is_mode_stock_here_too(monkeypatch, caplog):
+    """Also with requests in flight. Else this one would have seen results that the other has not."""
+    ranks = [("runtime 1", True), ("loop 2", True), ("loop 3", False)]
+
+    def others(what, here, *_):
+        assert here and what == ranks[0][0]
+        return ranks.pop(0)[1]
+
+    monkeypatch.setattr(rank_board, "all_ranks_have", others)
+    script = script_of()
+    script[6] = [("switch", "sync")]
+    runtime, scheduler = start(script, "overlap")
+    runtime.run(stock_loop, scheduler)
+    assert_right(scheduler, script)
+    assert_nothing_left_behind(scheduler)
+    assert runtime.mode == "stock" and not ranks and runtime.account.faults == {}
+    assert "another rank cannot have mode sync; mode stock runs" in caplog.text and not said(caplog)
 
 
 def test_off_runs_stock_also_where_it_cannot_let_go(caplog):
@@ -139,6 +158,20 @@ def test_a_number_that_is_no_fault_is_rejected(value, monkeypatch):
     runtime.scheduler = runtime.fault_points = SimpleNamespace()
     with pytest.raises(UpdateRejected, match=plan.KEY):
         handler(runtime, monkeypatch).validate(plan.KEY, value)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_fault_of_a_rank_that_is_not_there_is_rejected(rank, monkeypatch):
+    monkeypatch.setattr("sglang.srt.runtime_context.get_parallel", lambda: SimpleNamespace(tp_size=2))
+    runtime = Runtime()
+    runtime.settings = Settings(mode="overlap", fault="on")
+    runtime.scheduler = runtime.fault_points = SimpleNamespace()
+    one, code = handler(runtime, monkeypatch), plan.to_code(Fault("launch", 3, rank=rank))
+    if rank < 2:
+        one.validate(plan.KEY, code)
+        return
+    with pytest.raises(UpdateRejected, match=r"launch@2:3 names rank 2; .* ranks 0 to 1"):
+        one.validate(plan.KEY, code)
 
 
 def test_faults_asked_for_one_after_the_other_each_find_a_whole_server(monkeypatch):

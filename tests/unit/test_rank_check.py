@@ -246,7 +246,7 @@ def test_every_attachment_has_a_board_of_its_own_even_one_that_fails(monkeypatch
     one: Any = runtime.Runtime()
     monkeypatch.setattr(runtime, "role_of", lambda scheduler: 1 / 0)
     for _ in range(2):
-        one.run(lambda scheduler: None, SimpleNamespace())
+        one.run(lambda scheduler: None, SimpleNamespace(tp_group=group(0, 1)))
     seen: list[StoreBoard] = []
     one.scheduler = SimpleNamespace(tp_group=group(0))
     monkeypatch.setattr(one, "_build_lane", lambda parts: "lane")
@@ -256,6 +256,33 @@ def test_every_attachment_has_a_board_of_its_own_even_one_that_fails(monkeypatch
     )
     assert one._lane_of_all_ranks("parts") == "lane"
     assert seen == [2]
+
+
+def test_stock_runs_on_every_rank_if_one_cannot_attach(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one: Any = runtime.Runtime()
+    stopped: list[str] = []
+    monkeypatch.setattr(one, "attach", lambda scheduler: None)
+    monkeypatch.setattr(one, "_stop_stall_detector", lambda: stopped.append("stall detector"))
+    monkeypatch.setattr(rank_board, "all_ranks_have", lambda *_: False)
+    one.run(lambda scheduler: stopped.append("stock"), SimpleNamespace(tp_group=group(0)))
+    assert stopped == ["stall detector", "stock"] and one.scheduler is None
+    assert "another rank could not attach; stock SGLang runs" in caplog.text
+
+
+def test_what_a_rank_did_not_have_once_it_may_have_the_next_time(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StoreBoard, "of_this_group", lambda attachment: StoreBoard(store, attachment))
+
+    def ask(rank: int) -> list[bool]:
+        one: Any = runtime.Runtime()
+        one.scheduler = SimpleNamespace(tp_group=group(rank))
+        return [one._all_ranks_have("loop", rank == 0 or here) for here in (True, False, True)]
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(ask, range(2))) == [[True, False, True]] * 2
 
 
 @pytest.mark.parametrize("others", [True, False])

@@ -15,17 +15,25 @@ class InjectedFault(RuntimeError):
 
 
 class Injector:
-    """Counts calls by point and fails where it is told to. Exists only where `ZOS_FAULT` is set."""
+    """Counts calls by point and fails where it is told to. Exists only where `ZOS_FAULT` is set.
 
-    def __init__(self, faults: Iterable[Fault] = ()) -> None:
+    Args:
+        faults: the first ones.
+        rank: the rank that this is; asked only where a fault names one.
+    """
+
+    def __init__(self, faults: Iterable[Fault] = (), rank: Callable[[], int] = lambda: 0) -> None:
+        self._rank = rank
         self.struck: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
         self._armed: dict[str, Fault] = {}
         self.arm(faults)
 
     def arm(self, faults: Iterable[Fault]) -> None:
-        """These instead of those before; calls are counted from here."""
-        self._armed = {fault.point: fault for fault in faults}
+        """These instead of those before, as far as they are this rank's; calls are counted from here."""
+        self._armed = {
+            fault.point: fault for fault in faults if fault.rank is None or fault.rank == self._rank()
+        }
         self._calls.clear()
 
     def passes(self, point: str) -> None:

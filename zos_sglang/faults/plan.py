@@ -2,6 +2,7 @@
 
     on                      nothing fails yet; faults may be asked for while the server runs
     launch:3,readback:10+   the third launch; every readback from the tenth on
+    advance@1:5             the fifth step of the lane in tensor-parallel rank 1; without @ in all ranks
 
 Over HTTP, where SGLang takes numbers only, one fault is one number (`to_code`).
 """
@@ -40,22 +41,29 @@ POINTS = {
 ON = "on"
 #: In `POST /set_internal_state`.
 KEY = "zos_fault"
-#: Highest call that can be named.
-MOST_CALLS = 1_000_000
+#: Highest call that can be named, and how many ranks.
+MOST_CALLS, MOST_RANKS = 1_000_000, 1000
+#: In the number of a fault, what one rank is away from the next.
+_RANK = 1000 * 2 * (MOST_CALLS + 1)
 
-_ONE = re.compile(r"(?P<point>[a-z-]+)(?::(?P<at>[0-9]{1,7})(?P<always>\+)?)?")
+_ONE = re.compile(r"(?P<point>[a-z-]+)(?:@(?P<rank>[0-9]{1,3}))?(?::(?P<at>[0-9]{1,7})(?P<always>\+)?)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`point` fails at its call number `at` (from 1), and, if `always`, at every later one."""
+    """`point` fails at its call number `at` (from 1), and, if `always`, at every later one.
+
+    `rank`: in this tensor-parallel rank alone; None: in every one, each counting its own calls.
+    """
 
     point: str
     at: int = 1
     always: bool = False
+    rank: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.point}:{self.at}{'+' * self.always}"
+        where = "" if self.rank is None else f"@{self.rank}"
+        return f"{self.point}{where}:{self.at}{'+' * self.always}"
 
 
 def parse(text: str) -> tuple[Fault, ...]:
@@ -77,19 +85,23 @@ def _one(word: str) -> Fault:
     at = int(found["at"] or 1)
     if not 1 <= at <= MOST_CALLS:
         raise ValueError(f"{word!r}: a call from 1 to {MOST_CALLS}")
-    return Fault(found["point"], at, found["always"] is not None)
+    rank = None if found["rank"] is None else int(found["rank"])
+    return Fault(found["point"], at, found["always"] is not None, rank)
 
 
 def allowed() -> str:
     """What `ZOS_FAULT` takes, in words."""
-    return f"{ON}, or POINT:CALL or POINT:CALL+ with commas between; points: {', '.join(POINTS)}"
+    words = f"{ON}, or POINT:CALL or POINT:CALL+ with commas between, POINT@RANK for one rank alone"
+    return f"{words}; points: {', '.join(POINTS)}"
 
 
 def to_code(fault: Fault | None) -> int:
     """A fault as a whole number; None, for none, as 0."""
     if fault is None:
         return 0
-    return ((list(POINTS).index(fault.point) + 1) * (MOST_CALLS + 1) + fault.at) * 2 + fault.always
+    whose = 0 if fault.rank is None else fault.rank + 1
+    place = list(POINTS).index(fault.point) + 1
+    return whose * _RANK + (place * (MOST_CALLS + 1) + fault.at) * 2 + fault.always
 
 
 def from_code(code: int) -> Fault | None:
@@ -100,7 +112,8 @@ def from_code(code: int) -> Fault | None:
     """
     if code == 0:
         return None
-    place, at = divmod(code // 2, MOST_CALLS + 1)
-    if not (1 <= place <= len(POINTS) and at >= 1):
+    whose, rest = divmod(code, _RANK)
+    place, at = divmod(rest // 2, MOST_CALLS + 1)
+    if not (0 <= whose <= MOST_RANKS and 1 <= place <= len(POINTS) and at >= 1):
         raise ValueError(f"{code} is no fault's number")
-    return Fault(list(POINTS)[place - 1], at, bool(code % 2))
+    return Fault(list(POINTS)[place - 1], at, bool(rest % 2), whose - 1 if whose else None)

@@ -31,7 +31,9 @@ class FaultPoints:
 
     def __init__(self, runtime: Any, parts: Any) -> None:
         self.runtime, self.parts = runtime, parts
-        self.injector = Injector(plan.parse(runtime.settings.fault))
+        faults = plan.parse(runtime.settings.fault)
+        self._warn_of(faults)
+        self.injector = Injector(faults, this_rank)
         self._own = runtime._launcher.own
         self._sinks: list[Any] = []
         #: Asked for and to be armed by the next loop.
@@ -42,6 +44,14 @@ class FaultPoints:
         self._into_runtime()
         self._into_launches(runtime._launcher.device)
         self._into_observation(runtime.observation)
+
+    @staticmethod
+    def _warn_of(faults: tuple[Fault, ...]) -> None:
+        for fault in faults:
+            try:
+                one_of_ours(fault)
+            except ValueError as error:
+                logger.warning("zos-sglang: ZOS_FAULT: %s", error)
 
     # ------------------------------------------------------------ places
 
@@ -141,6 +151,26 @@ class FaultPoints:
             observation.record(True)
 
 
+def this_rank() -> int:
+    """The tensor-parallel rank of this process; known once its scheduler is set up."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return int(get_parallel().tp_rank)
+
+
+def one_of_ours(fault: Fault | None) -> None:
+    """Raises ValueError for a fault of a rank that this server does not have."""
+    if fault is None or fault.rank is None:
+        return
+    from sglang.srt.runtime_context import get_parallel
+
+    ranks = get_parallel().tp_size
+    if fault.rank >= ranks:
+        raise ValueError(
+            f"{fault} names rank {fault.rank}; this server has tensor-parallel ranks 0 to {ranks - 1}"
+        )
+
+
 def fault_handlers(runtime: Any) -> dict[str, Any]:
     """Update handlers by key, for a server that was started with `ZOS_FAULT`."""
     from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected, _UpdateHandler
@@ -154,7 +184,7 @@ def fault_handlers(runtime: Any) -> dict[str, Any]:
         if runtime.fault_points is None or runtime.scheduler is None:
             raise UpdateRejected(f"{key}: this server runs no event loop of ours.")
         try:
-            asked(value)
+            one_of_ours(asked(value))
         except (ValueError, OverflowError) as error:
             raise UpdateRejected(f"{key}: {error}") from None
 

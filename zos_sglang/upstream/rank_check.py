@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import torch
 from sglang.srt.environ import envs
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_exec, get_parallel
 
 from zos_sglang.ranks.checker import Checker
 from zos_sglang.ranks.exchange import Exchange
@@ -126,6 +126,18 @@ def why_groups_differ(parallel: Any) -> str | None:
     if envs.SGLANG_SCHEDULER_SKIP_ALL_GATHER.get():
         return "SGLANG_SCHEDULER_SKIP_ALL_GATHER: is_extend_in_batch is of the rank alone"
     return None
+
+
+def in_step(group: Any) -> bool:
+    """Whether all ranks of `group` (tensor-parallel) take the same control calls in the same iteration.
+
+    Then they can wait for one another there. Under elastic EP a rank may be gone, or have come later.
+    """
+    if group.world_size < 2:
+        return True
+    parallel = get_parallel()
+    by_themselves = parallel.attn_dp_enabled and why_groups_differ(parallel) is not None
+    return not by_themselves and get_exec().moe.elastic_ep_backend is None
 
 
 def tokens(result: Any) -> Any:

@@ -66,6 +66,10 @@ class Runtime:
         self.fault_points: Any = None
         #: How often this process has attached; equal on all ranks, each of which counts its failures too.
         self._attachments = 0
+        #: How often the ranks were asked since then; equal on all of them too.
+        self._asked = 0
+        #: Whether all ranks take the same control calls in the same iteration.
+        self._in_step = True
         self._stall: StallDetector | None = None
         self._launcher: Launcher | None = None
         self._lane: Any = None
@@ -77,11 +81,17 @@ class Runtime:
         """Run the event loop in whatever mode is in effect, until the server exits."""
         from zos_sglang.upstream.role_parts import grad_mode
 
+        self.scheduler, attached = scheduler, True
         try:
             self.attach(scheduler)
         except Exception:
             logger.exception("zos-sglang: could not attach to the scheduler; stock SGLang runs")
-            self.scheduler = None
+            attached = False
+        if not self._all_ranks_have("runtime", attached):
+            if attached:
+                logger.warning("zos-sglang: another rank could not attach; stock SGLang runs")
+            self._stop_stall_detector()
+            self.scheduler = self.fault_points = None
             self._close_ranks()
             self.observation.close()
             stock_loop(scheduler)
@@ -107,11 +117,12 @@ class Runtime:
         """Build the core over a scheduler and start watching it."""
         from zos_sglang.upstream.lane_build import Parts
         from zos_sglang.upstream.port import needs_upstream_launch
-        from zos_sglang.upstream.rank_check import build_rank_check
+        from zos_sglang.upstream.rank_check import build_rank_check, in_step
         from zos_sglang.upstream.role_parts import make_parts
         from zos_sglang.upstream.snapshot import make_snapshot
 
         self._attachments += 1
+        self._asked, self._in_step = 0, in_step(scheduler.tp_group)
         self._stop_stall_detector()  # of the loop before, if the server has changed its role
         self.scheduler, self.role = scheduler, role_of(scheduler)
         self._lane = None
@@ -188,40 +199,70 @@ class Runtime:
     def _run_mode(self, stock_loop: Callable[[Any], None], scheduler: Any, fresh: bool) -> Ended:
         if self.mode in ("off", "stock"):
             return self._run_stock(stock_loop, scheduler)
+        loop = self._loop_of_all_ranks(scheduler)
+        if loop is None:
+            self.mode, self.loop, self.first_token.active = "stock", None, False
+            return self._run_stock(stock_loop, scheduler)
+        if self.mode == "resident":
+            loop.lane = self._lane_once()
+        self._compare_ranks(loop)
+        return self._run_ours(loop, skip_intake=not fresh)
+
+    def _loop_of_all_ranks(self, scheduler: Any) -> EventLoop | None:
+        """The loop of the mode in effect, on all ranks or on none.
+
+        A mode is a matter of all ranks: `sync` has seen a result when it selects, and other loops have not.
+        """
+        loop = None
         try:
             loop = self._make_loop(scheduler)
         except Exception:
             self.account.fell_back("mode-switch", f"mode {self.mode} cannot be had, mode stock runs")
-            self.mode, self.loop, self.first_token.active = "stock", None, False
-            return self._run_stock(stock_loop, scheduler)
-        return self._run_ours(loop, skip_intake=not fresh)
+        if self._all_ranks_have("loop", loop is not None):
+            return loop
+        if loop is not None:
+            logger.warning("zos-sglang: another rank cannot have mode %s; mode stock runs", self.mode)
+        return None
+
+    def _all_ranks_have(self, what: str, here: bool) -> bool:
+        """Whether every rank has `what`, each time asked anew. All ranks ask the same in the same order.
+
+        Where they are not in step, each is asked for itself.
+        """
+        from zos_sglang.upstream.rank_board import StoreBoard, all_ranks_have
+
+        if not self._in_step:
+            return here
+        self._asked += 1
+        board = partial(StoreBoard.of_this_group, self._attachments)
+        return all_ranks_have(f"{what} {self._asked}", here, self.scheduler.tp_group, board)
+
+    def _lane_once(self) -> Any:
+        """The lane, built at the first call: what keeps it closed does not change while a server runs."""
+        if self._lane is None:
+            self._lane, self._make_lane = self._make_lane(), lambda: None
+        return self._lane
 
     def _make_loop(self, scheduler: Any) -> EventLoop:
-        """The loop of the mode in effect. Leaves nothing that SGLang's own loop would not replace."""
+        """The loop of the mode in effect, without its lane. SGLang's own loop replaces all that it leaves."""
         assert self._launcher is not None
         scheduler.enable_skip_finishing_decode = self.role.skips_finishing
         queue = ResultQueue()
         scheduler.result_queue = queue
         sync = self.mode == "sync"
-        if self.mode == "resident" and self._lane is None:
-            # Once: what keeps the lane closed for a server does not change while it runs.
-            self._lane, self._make_lane = self._make_lane(), lambda: None
         rule, dp_attention = self.prefill_rule(), bool(scheduler.require_mlp_sync)
         guard = make_guard(rule, dp_attention=dp_attention, sync=sync, quick=launched_as_graph(scheduler))
         self.first_token.active = dp_attention and rule is PrefillRule.FIRST_TOKEN and not sync
-        loop = EventLoop(
+        return EventLoop(
             self._port,
             self._launcher,
             queue,
             guard,
             self.account,
             snapshot=self._snapshot,
-            lane=self._lane if self.mode == "resident" else None,
             sync=sync,
             late_barrier=self.role is PREFILL and defers_coarse_barrier(scheduler),
         )
-        self._compare_ranks(loop)
-        return loop
 
     def _run_ours(self, loop: EventLoop, skip_intake: bool) -> Ended:
         self.loop = loop
@@ -253,11 +294,8 @@ class Runtime:
 
     def _lane_of_all_ranks(self, parts: Any) -> Any:
         """The lane, on all ranks or on none: memory may run out on one of them alone."""
-        from zos_sglang.upstream.rank_board import StoreBoard, all_ranks_have
-
         lane = self._build_lane(parts)
-        board = partial(StoreBoard.of_this_group, self._attachments)
-        if all_ranks_have("lane", lane is not None, self.scheduler.tp_group, board):
+        if self._all_ranks_have("lane", lane is not None):
             return lane
         if lane is not None:
             logger.warning("zos-sglang: another rank has no resident lane; mode overlap runs")

@@ -20,7 +20,7 @@ import pytest
 from tests.server.conftest import STRICT, Client
 from tests.server.test_faults import CASES, Case, constrained, streamed, used_tokens
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN = "<!-- table of ranks: made by tests/multirank/test_faults_of_ranks.py -->"

@@ -116,6 +116,20 @@ def test_a_lane_that_cannot_be_built_leaves_mode_overlap(monkeypatch, caplog):
     assert len(said(caplog)) == 1
 
 
+def test_a_fault_that_is_asked_for_does_not_strike_the_lane_that_is_built_anew_for_it(monkeypatch):
+    """It begins on a server that is whole."""
+    built = []
+    monkeypatch.setattr(lane_build, "build_lane", lambda *_: built.append("lane"))
+    script = script_of()
+    script[6] = [("ask", 0)]
+    runtime, scheduler = start(script, "resident", fault="on")
+    one = handler(runtime, monkeypatch)
+    scheduler._on_ask = lambda _: one.apply(plan.KEY, plan.to_code(Fault("lane-build")))
+    runtime.run(stock_loop, scheduler)
+    assert_right(scheduler, script)
+    assert built == ["lane", "lane"] and not runtime.fault_points.injector.struck
+
+
 def test_recording_that_fails_costs_nobody_a_token(caplog):
     script = script_of()
     runtime, scheduler = start(script)

@@ -36,10 +36,36 @@ def test_that_leaves_a_thread(): threading.Thread(target=threading.Event().wait)
 """
 
 
-def run(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
+SLOW = """
+import time
+import pytest
+
+@pytest.mark.server
+def test_that_takes_its_time(): time.sleep(4)
+"""
+TORN = """
+import time
+import pytest
+
+@pytest.fixture(scope="module")
+def server():
+    yield
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+
+@pytest.mark.timeout(1)
+def test_that_fails(server): assert False
+def test_behind_it(server): pass
+"""
+
+
+def run(folder: Path, tests: str, *flags: str) -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(tests)
-    command = [sys.executable, "-m", "pytest", "-v", "-c", "/dev/null", "--rootdir", str(folder)]
+    command = [sys.executable, "-m", "pytest", "-v", "-c", "/dev/null", "--rootdir", str(folder), *flags]
     return subprocess.run(
         [*command, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
@@ -56,3 +82,14 @@ def test_a_thread_that_is_left_does_not_keep_the_run_from_ending(tmp_path: Path)
     found = run(tmp_path, LEFT)
     assert found.returncode == 1
     assert "1 passed" in found.stdout and "in _shutdown" in found.stderr
+
+
+def test_who_asks_for_no_limit_has_none(tmp_path: Path) -> None:
+    assert run(tmp_path, SLOW, "--timeout=0").returncode == 0
+    assert run(tmp_path, SLOW, "--timeout=1").returncode == 1
+
+
+def test_a_server_that_cannot_be_stopped_after_the_first_failure_ends_the_run(tmp_path: Path) -> None:
+    found = run(tmp_path, TORN, "-x")
+    assert found.returncode == 1
+    assert "test_that_fails FAILED" in found.stdout and "in server" in found.stderr

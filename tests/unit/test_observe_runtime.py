@@ -519,6 +519,22 @@ def test_cost_is_measured_only_while_recording_in_a_loop_of_ours(attached: Any) 
         update("zos_record_cost", 64)
 
 
+@pytest.mark.parametrize("key", ["zos_record", "zos_record_cost"])
+def test_of_several_ranks_none_refuses_what_it_alone_cannot_do(
+    attached: Any, key: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the other ranks take with it, a switch perhaps, this one must take too."""
+    attached.observation.close()
+    monkeypatch.setattr(attached, "observation", Unobserved())
+    with pytest.raises(UpdateRejected, match="records no steps"):
+        update(key, 1)
+    attached.scheduler.tp_group = SimpleNamespace(world_size=2)
+    update(key, 1)
+    assert f"{key}: this server records no steps" in caplog.text
+    with pytest.raises(UpdateRejected, match="a whole number from"):
+        update(key, 0.5)
+
+
 @pytest.mark.parametrize(
     ("key", "inside"), [("zos_record_reset", "flush"), ("zos_record_detail", "_read_clock_within")]
 )

@@ -62,11 +62,15 @@ def test_a_board_answers_while_somebody_else_waits_in_the_store(store: Any) -> N
     assert not waiting.is_alive()
 
 
+def lane_of_all(here: bool, of: Any, board: Any, within_s: float = 20.0) -> bool:
+    return all_ranks_have("lane", here, of, board, within_s)
+
+
 @pytest.mark.parametrize(("here", "wanted"), [((True, True), True), ((True, False), False)])
 def test_all_ranks_have_it_or_none(store: Any, here: tuple[bool, bool], wanted: bool) -> None:
     def ask(rank: int) -> bool:
         time.sleep(0.2 * rank)
-        return all_ranks_have("lane", here[rank], group(rank), board_of(store))
+        return lane_of_all(here[rank], group(rank), board_of(store))
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(ask, range(2))) == [wanted, wanted]
@@ -75,31 +79,30 @@ def test_all_ranks_have_it_or_none(store: Any, here: tuple[bool, bool], wanted: 
 def test_a_rank_that_says_nothing_counts_as_without(
     store: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rank_board, "_AGREEMENT_S", 0.2)
-    assert not all_ranks_have("lane", True, group(0), board_of(store))
-    assert "no answer at lane/1" in caplog.text
+    """And is named: soon, as what is waited for, and when time is over."""
+    monkeypatch.setattr(rank_board, "_QUIET_S", 0.1)
+    assert not lane_of_all(True, group(0), board_of(store), 0.3)
+    waiting, given_up = [record.getMessage() for record in caplog.records]
+    assert "waiting for lane/1" in waiting and "no answer at lane/1" in given_up
 
 
-def test_what_one_rank_concluded_holds_for_one_that_comes_too_late(
-    store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rank_board, "_AGREEMENT_S", 0.1)
-    assert not all_ranks_have("lane", True, group(0), board_of(store))
+def test_what_one_rank_concluded_holds_for_one_that_comes_too_late(store: Any) -> None:
+    assert not lane_of_all(True, group(0), board_of(store), 0.1)
     # All answers are there now, each of them "yes".
-    assert not all_ranks_have("lane", True, group(1), board_of(store))
+    assert not lane_of_all(True, group(1), board_of(store))
 
 
 def test_groups_over_one_store_conclude_each_for_itself(store: Any) -> None:
     first, second = (SimpleNamespace(world_size=2, ranks=ranks) for ranks in ([0, 1], [2, 3]))
-    assert not all_ranks_have("lane", False, SimpleNamespace(rank=0, **vars(first)), board_of(store))
+    assert not lane_of_all(False, SimpleNamespace(rank=0, **vars(first)), board_of(store))
     board_of(store)().put("lane/3", b"yes")
-    assert all_ranks_have("lane", True, SimpleNamespace(rank=2, **vars(second)), board_of(store))
+    assert lane_of_all(True, SimpleNamespace(rank=2, **vars(second)), board_of(store))
 
 
 def test_a_server_that_changed_its_role_is_asked_anew(store: Any) -> None:
-    assert not all_ranks_have("lane", False, group(0), board_of(store, 1))
+    assert not lane_of_all(False, group(0), board_of(store, 1))
     board_of(store, 2)().put("lane/1", b"yes")
-    assert all_ranks_have("lane", True, group(0), board_of(store, 2))
+    assert lane_of_all(True, group(0), board_of(store, 2))
 
 
 def test_a_board_shows_nothing_of_the_attachment_before(store: Any) -> None:
@@ -112,8 +115,8 @@ def test_one_rank_asks_nobody() -> None:
     def board() -> StoreBoard:
         raise AssertionError("asked")
 
-    assert all_ranks_have("lane", True, group(0, 1), board)
-    assert not all_ranks_have("lane", False, group(0, 1), board)
+    assert lane_of_all(True, group(0, 1), board)
+    assert not lane_of_all(False, group(0, 1), board)
 
 
 class Deaf(StoreBoard):
@@ -126,22 +129,22 @@ class Deaf(StoreBoard):
 def test_a_rank_that_cannot_ask_counts_as_without_for_the_others_too(
     store: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert not all_ranks_have("lane", True, group(0), lambda: Deaf(store, 1))
+    assert not lane_of_all(True, group(0), lambda: Deaf(store, 1))
     assert "cannot be asked" in caplog.text
-    assert not all_ranks_have("lane", True, group(1), board_of(store))
+    assert not lane_of_all(True, group(1), board_of(store))
 
 
 def test_a_rank_that_cannot_ask_goes_by_what_another_concluded(store: Any) -> None:
     board_of(store)().put("lane/0", b"yes")
-    assert all_ranks_have("lane", True, group(1), board_of(store))
-    assert all_ranks_have("lane", True, group(0), lambda: Deaf(store, 1))
+    assert lane_of_all(True, group(1), board_of(store))
+    assert lane_of_all(True, group(0), lambda: Deaf(store, 1))
 
 
 def test_without_any_board_a_rank_counts_as_without(caplog: pytest.LogCaptureFixture) -> None:
     def none() -> StoreBoard:
         raise RuntimeError("no store")
 
-    assert not all_ranks_have("lane", True, group(0), none)
+    assert not lane_of_all(True, group(0), none)
     assert "cannot be asked" in caplog.text
 
 
@@ -252,7 +255,7 @@ def test_every_attachment_has_a_board_of_its_own_even_one_that_fails(monkeypatch
     monkeypatch.setattr(one, "_build_lane", lambda parts: "lane")
     monkeypatch.setattr(StoreBoard, "of_this_group", lambda attachment: attachment)
     monkeypatch.setattr(
-        rank_board, "all_ranks_have", lambda what, here, group, board: seen.append(board()) or True
+        rank_board, "all_ranks_have", lambda what, here, group, board, within_s: seen.append(board()) or True
     )
     assert one._lane_of_all_ranks("parts") == "lane"
     assert seen == [2]
@@ -291,7 +294,9 @@ def test_the_lane_of_one_rank_alone_is_given_up(monkeypatch: pytest.MonkeyPatch,
     one.scheduler = SimpleNamespace(tp_group=group(0))
     one._launcher = SimpleNamespace(port=SimpleNamespace(lane_results="results"))
     monkeypatch.setattr(one, "_build_lane", lambda parts: "lane")
-    monkeypatch.setattr(rank_board, "all_ranks_have", lambda what, here, group, board: here and others)
+    monkeypatch.setattr(
+        rank_board, "all_ranks_have", lambda what, here, group, board, within_s: here and others
+    )
     assert one._lane_of_all_ranks("parts") == ("lane" if others else None)
     assert one._launcher.port.lane_results == ("results" if others else None)
     assert one.lane_account.report()["refused"] == ({} if others else {"closed-for-good": 1})

@@ -179,3 +179,17 @@ def test_without_a_lane_that_can_open_there_is_no_floor(fresh: Any, mode: Any, l
     fresh.mode, fresh._lane = mode, lane
     with pytest.raises(UpdateRejected, match="needs mode resident"):
         floor().validate("zos_floor", 10)
+
+
+def test_of_several_ranks_none_refuses_the_floor_for_a_lane_that_failed_in_it_alone(
+    fresh: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the other ranks take with it, a switch perhaps, this one must take too."""
+    fresh.mode, fresh._lane = "resident", SimpleNamespace(is_sound=False)
+    fresh.scheduler = SimpleNamespace(tp_group=SimpleNamespace(world_size=2))
+    floor().validate("zos_floor", 10)
+    floor().apply("zos_floor", 10)
+    assert "zos_floor: needs mode resident, with its lane in working order" in caplog.text
+    fresh.mode = "overlap"
+    with pytest.raises(UpdateRejected, match="needs mode resident"):
+        floor().validate("zos_floor", 10)

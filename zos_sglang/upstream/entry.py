@@ -80,6 +80,8 @@ def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str
     """Add the live switch to what /set_internal_state can update."""
     from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected, _UpdateHandler
 
+    needs_lane = "needs mode resident, with its lane in working order."
+
     def validate_loop(key: str) -> None:
         if runtime.scheduler is None:
             raise UpdateRejected(f"{key}: this server does not run an event loop of zos-sglang.")
@@ -100,13 +102,17 @@ def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str
         return _UpdateHandler(validate, lambda key, value: ask(from_code(value)))
 
     def validate_floor(key: str, value: Any) -> None:
-        if not runtime.can_ride:
-            raise UpdateRejected(f"{key}: needs mode resident, with its lane in working order.")
+        # A lane may have failed in one rank alone, but all must refuse alike: other keys may come with this.
+        if runtime.mode != "resident" or (runtime.alone and not runtime.can_ride):
+            raise UpdateRejected(f"{key}: {needs_lane}")
         if not 1 <= value <= MOST_REPLAYS or value != int(value):
             raise UpdateRejected(f"{key}: a whole number of replays from 1 to {MOST_REPLAYS}.")
 
     def apply_floor(key: str, value: Any) -> None:
-        runtime.time_floor(int(value))
+        if runtime.can_ride:
+            runtime.time_floor(int(value))
+        else:
+            logger.warning("zos-sglang: %s: %s", key, needs_lane)
 
     if runtime.settings.mode is None:
         return handlers

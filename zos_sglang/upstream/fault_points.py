@@ -36,8 +36,9 @@ class FaultPoints:
         self.injector = Injector(faults, this_rank)
         self._own = runtime._launcher.own
         self._sinks: list[Any] = []
-        #: Asked for and to be armed by the next loop.
+        #: Asked for: the next loop begins with a server that is whole, and with these armed.
         self._next: tuple[Fault, ...] | None = None
+        self._due: tuple[Fault, ...] | None = None
         logger.warning(
             "zos-sglang: ZOS_FAULT=%s: steps of this server fail on demand", runtime.settings.fault
         )
@@ -62,6 +63,7 @@ class FaultPoints:
         runtime._let_go = over("mode-off", partial(cls._let_go, runtime))
         runtime._assemble_lane = self._into_lane(over("lane-build", partial(cls._assemble_lane, runtime)))
         runtime._make_loop = self._into_loop(partial(cls._make_loop, runtime))
+        runtime._run_ours = self._armed_when_whole(partial(cls._run_ours, runtime))
         # Of objects that come and go, the class.
         self.injector.stand("capture", Capture, "graph_of")
         self.injector.stand("mask", GrammarMasks, "_fill")
@@ -97,11 +99,21 @@ class FaultPoints:
             loop = make_loop(scheduler)
             self.injector.stand("guard", loop, "decide")
             self.injector.stand("snapshot", loop, "snapshot")
-            if asked is not None:
-                self.injector.arm(asked)
+            self._due = asked
             return loop
 
         return make
+
+    def _armed_when_whole(self, run_ours: Any) -> Any:
+        """A lane that is built anew for this loop is no call of what was asked for."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            due, self._due = self._due, None
+            if due is not None:
+                self.injector.arm(due)
+            return run_ours(*args, **kwargs)
+
+        return run
 
     def _into_lane(self, assemble: Any) -> Any:
         def built(parts: Any) -> Any:

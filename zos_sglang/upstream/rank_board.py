@@ -13,9 +13,9 @@ from torch.distributed.distributed_c10d import _get_default_store
 logger = logging.getLogger(__name__)
 
 _NAMESPACE = "zos_sglang"
-#: Ranks capture their graphs at about the same time; one that does not come is not waited for any longer.
-_AGREEMENT_S = 300.0
 _POLL_S = 0.01
+#: Who waits for longer says so.
+_QUIET_S = 10.0
 _YES, _NO = b"yes", b"no"
 
 
@@ -57,11 +57,13 @@ class StoreBoard:
         return found
 
 
-def all_ranks_have(what: str, here: bool, group: Any, make_board: Callable[[], StoreBoard]) -> bool:
+def all_ranks_have(
+    what: str, here: bool, group: Any, make_board: Callable[[], StoreBoard], within_s: float
+) -> bool:
     """Whether every rank of `group` (upstream's coordinator) says that it has `what`. Once for each board.
 
-    A rank without it does not wait. One that says nothing within five minutes counts as without, and so does
-    one that cannot reach the others. No collective: a rank that could not attach would never come to it.
+    A rank without it does not wait. One that says nothing within `within_s` seconds counts as without, and so
+    does one that cannot reach the others. No collective: a rank that could not attach would never come to it.
 
     A rank may run out of patience just before the last answer comes, and another one just after. So what the
     first of them concludes is written down, and holds for all.
@@ -73,7 +75,7 @@ def all_ranks_have(what: str, here: bool, group: Any, make_board: Callable[[], S
     try:
         board = make_board()
         board.put(f"{what}/{group.rank}", _YES if here else _NO)
-        agreed = here and all(_says_yes(board, f"{what}/{rank}") for rank in group.ranks)
+        agreed = here and all(_says_yes(board, f"{what}/{rank}", within_s) for rank in group.ranks)
         return board.put_first(conclusion, _YES if agreed else _NO) == _YES
     except Exception:
         logger.exception("zos-sglang: other ranks cannot be asked whether they have %s", what)
@@ -88,11 +90,15 @@ def _concluded_in_spite(board: StoreBoard, conclusion: str) -> bool:
         return False  # Out of reach: the one case in which others, with all answers already, may say "yes".
 
 
-def _says_yes(board: StoreBoard, key: str) -> bool:
-    deadline = time.monotonic() + _AGREEMENT_S
+def _says_yes(board: StoreBoard, key: str, within_s: float) -> bool:
+    begun, told = time.monotonic(), False
     while (found := board.get(key)) is None:
-        if time.monotonic() > deadline:
-            logger.warning("zos-sglang: no answer at %s within %.0f s", key, _AGREEMENT_S)
+        waited = time.monotonic() - begun
+        if waited > within_s:
+            logger.warning("zos-sglang: no answer at %s (what/rank) within %.0f s", key, within_s)
             return False
+        if waited > _QUIET_S and not told:
+            told = True
+            logger.warning("zos-sglang: waiting for %s (what/rank), for up to %.0f s", key, within_s)
         time.sleep(_POLL_S)
     return found == _YES

@@ -1,11 +1,18 @@
-"""What /set_internal_state can change about step records."""
+"""What /set_internal_state can change about step records.
+
+Recording may have failed in one rank alone. All ranks must take or refuse a request alike, since another key
+of it may be a switch: with several ranks, one that cannot do what is asked says so in its log, and takes it.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from zos_sglang.observe.record import KEPT
+
+logger = logging.getLogger(__name__)
 
 #: Most decode steps over which `zos_record_cost` alternates.
 MOST_STEPS = 1_000_000
@@ -18,15 +25,24 @@ def record_handlers(runtime: Any) -> dict[str, Any]:
     def handler(
         least: int, most: int, apply: Callable[[int], None], needs: str = "can_record", why: str = ""
     ) -> _UpdateHandler:
-        def validate(key: str, value: Any) -> None:
+        def why_not() -> str | None:
             if not runtime.observation.can_record:
-                raise UpdateRejected(f"{key}: this server records no steps.")
-            if not getattr(runtime.observation, needs):
-                raise UpdateRejected(f"{key}: {why}")
+                return "this server records no steps."
+            return None if getattr(runtime.observation, needs) else why
+
+        def validate(key: str, value: Any) -> None:
+            if runtime.alone and (reason := why_not()) is not None:
+                raise UpdateRejected(f"{key}: {reason}")
             if not least <= value <= most or value != int(value):
                 raise UpdateRejected(f"{key}: a whole number from {least} to {most}.")
 
-        return _UpdateHandler(validate, lambda key, value: apply(int(value)))
+        def take(key: str, value: Any) -> None:
+            if (reason := why_not()) is None:
+                apply(int(value))
+            else:
+                logger.warning("zos-sglang: %s: %s", key, reason)
+
+        return _UpdateHandler(validate, take)
 
     def shown(steps: int) -> None:
         runtime.observation.reported = steps

@@ -43,6 +43,9 @@ _POLL_S = 0.001
 _LAST_OUTPUTS_S = 0.5
 #: Between two polls of transfers: each is a collective of the ranks.
 _TRANSFER_POLL_S = 0.01
+#: How long a rank waits for the others' answer. At the start each captures by itself; to a switch they come
+#: within one iteration, and SGLang's watchdog looks on.
+START_S, LOOP_S = 300.0, 60.0
 
 
 class Runtime:
@@ -82,6 +85,9 @@ class Runtime:
         from zos_sglang.upstream.role_parts import grad_mode
 
         self.scheduler, attached = scheduler, True
+        # Before anything can fail: by these the ranks find each other's answers.
+        self._attachments += 1
+        self._asked, self._in_step = 0, True
         try:
             self.attach(scheduler)
         except Exception:
@@ -103,6 +109,11 @@ class Runtime:
             self._close_ranks()
             self.observation.close()
 
+    @property
+    def alone(self) -> bool:
+        """Whether this scheduler is the only rank: what is so here is so everywhere."""
+        return self.scheduler is None or self.scheduler.tp_group.world_size < 2
+
     def watch_only(self, loop: Callable[[Any], None], scheduler: Any) -> None:
         """Run SGLang's loop without overlap, watched: nothing of it is changed, and it cannot be switched."""
         self.scheduler, self.mode = scheduler, "normal"
@@ -121,8 +132,7 @@ class Runtime:
         from zos_sglang.upstream.role_parts import make_parts
         from zos_sglang.upstream.snapshot import make_snapshot
 
-        self._attachments += 1
-        self._asked, self._in_step = 0, in_step(scheduler.tp_group)
+        self._in_step = in_step(scheduler.tp_group)
         self._stop_stall_detector()  # of the loop before, if the server has changed its role
         self.scheduler, self.role = scheduler, role_of(scheduler)
         self._lane = None
@@ -218,13 +228,13 @@ class Runtime:
             loop = self._make_loop(scheduler)
         except Exception:
             self.account.fell_back("mode-switch", f"mode {self.mode} cannot be had, mode stock runs")
-        if self._all_ranks_have("loop", loop is not None):
+        if self._all_ranks_have("loop", loop is not None, LOOP_S):
             return loop
         if loop is not None:
             logger.warning("zos-sglang: another rank cannot have mode %s; mode stock runs", self.mode)
         return None
 
-    def _all_ranks_have(self, what: str, here: bool) -> bool:
+    def _all_ranks_have(self, what: str, here: bool, within_s: float = START_S) -> bool:
         """Whether every rank has `what`, each time asked anew. All ranks ask the same in the same order.
 
         Where they are not in step, each is asked for itself.
@@ -235,7 +245,7 @@ class Runtime:
             return here
         self._asked += 1
         board = partial(StoreBoard.of_this_group, self._attachments)
-        return all_ranks_have(f"{what} {self._asked}", here, self.scheduler.tp_group, board)
+        return all_ranks_have(f"{what} {self._asked}", here, self.scheduler.tp_group, board, within_s)
 
     def _lane_once(self) -> Any:
         """The lane, built at the first call: what keeps it closed does not change while a server runs."""

@@ -7,24 +7,22 @@ writes the table instead of comparing it.
 
 from __future__ import annotations
 
-import os
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.server.conftest import STRICT, Client
-from tests.server.test_faults import CASES, Case, constrained, streamed, used_tokens
+from tests.server.fault_cases import CASES, Case, asked, hold_page, load, under_load, used_tokens
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN = "<!-- table of ranks: made by tests/multirank/test_faults_of_ranks.py -->"
 END = "<!-- end of the table of ranks -->"
+LOAD = partial(load, rows=3, streams=1)
 #: A request that takes so long hangs: the ranks wait for each other.
 HANG_S = 60
 #: A server whose rank failed must be gone within so many seconds.
@@ -48,28 +46,17 @@ def client(serve, tmp_path_factory):
     return found
 
 
-def load(client: Client) -> list[str]:
-    """Answers of a short wave, with a stream and a grammar beside it."""
-    with ThreadPoolExecutor(2) as pool:
-        others = [pool.submit(streamed, client, 0), pool.submit(constrained, client)]
-        return client.wave(3) + [other.result() for other in others]
-
-
 @pytest.fixture(scope="module")
 def answers(client):
     """Of the same server in mode stock."""
-    assert client.set_state(zos_mode="stock").json() == [True]
-    return load(client)
+    asked(client, zos_mode="stock")
+    return LOAD(client)
 
 
 @pytest.fixture(scope="module")
 def seen():
     """By case: what rank 1 said when it failed alone, and what rank 0 then did."""
     return {}
-
-
-def asked(client: Client, **values: Any) -> None:
-    assert client.set_state(**values).json() == [True]
 
 
 def run(client: Client, case: Case, where: str) -> tuple[list[str], str, str]:
@@ -79,13 +66,7 @@ def run(client: Client, case: Case, where: str) -> tuple[list[str], str, str]:
     asked(client, zos_mode=case.mode)
     before = client.zos()
     asked(client, zos_fault=f"{case.point}{where}:{case.at}")
-    if case.early:
-        asked(client, zos_mode=case.then)
-    with ThreadPoolExecutor(1) as pool:
-        loaded = pool.submit(load, client)
-        if case.then and not case.early:
-            asked(client, zos_mode=case.then)
-        got = loaded.result()
+    got = under_load(client, case, partial(LOAD, client))
     client.zos()  # where the report fails, this is the call
     after = client.zos()
     assert before is not None and after is not None, "rank 0 tells of itself"
@@ -132,22 +113,14 @@ def table(seen: dict[str, tuple[str, str]]) -> str:
     lines = ["| fault | in mode | rank 1, where it failed | rank 0 |", "|---|---|---|---|"]
     for case in SURVIVED:
         second, first = seen[case.name]
-        mode = f"{case.mode}, to {case.then}" if case.then else case.mode
-        lines.append(f"| `{case.point}` | {mode} | {second} | {first} |")
+        lines.append(f"| `{case.point}` | {case.modes} | {second} | {first} |")
     return "\n".join(lines)
 
 
 def test_the_page_holds_the_table_of_what_was_seen(seen):
     if len(seen) < len(SURVIVED):
         pytest.skip("not all cases have run")
-    text = PAGE.read_text(encoding="utf-8")
-    head, rest = text.split(BEGIN)
-    found, tail = rest.split(END)
-    made = f"\n\n{table(seen)}\n\n"
-    if os.environ.get("WRITE_FAULT_TABLE"):
-        PAGE.write_text(f"{head}{BEGIN}{made}{END}{tail}", encoding="utf-8")
-    else:
-        assert found == made, "docs/reliability.md is not of this server; WRITE_FAULT_TABLE=1 writes it"
+    hold_page(BEGIN, END, table(seen))
 
 
 def test_a_lane_step_that_has_begun_in_one_rank_ends_the_server_in_time(client, answers):
@@ -157,7 +130,7 @@ def test_a_lane_step_that_has_begun_in_one_rank_ends_the_server_in_time(client, 
     asked(client, zos_fault="advance@1:5")
     begun = time.monotonic()
     with pytest.raises(httpx.HTTPError):
-        load(client)
+        LOAD(client)
     while client.server.alive and time.monotonic() < begun + BOUND_S:
         time.sleep(0.2)
     assert not client.server.alive, client.server.log_text()[-4000:]

@@ -10,6 +10,7 @@ from zos_sglang.modes import mode_from_code, rule_from_code
 from zos_sglang.upstream import hooks
 from zos_sglang.upstream.record_handlers import record_handlers
 from zos_sglang.upstream.runtime import runtime
+from zos_sglang.upstream.whole_numbers import whole_number
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +81,6 @@ def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str
     """Add the live switch to what /set_internal_state can update."""
     from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected, _UpdateHandler
 
-    needs_lane = "needs mode resident, with its lane in working order."
-
     def validate_loop(key: str) -> None:
         if runtime.scheduler is None:
             raise UpdateRejected(f"{key}: this server does not run an event loop of zos-sglang.")
@@ -101,26 +100,25 @@ def after_update_handlers(handlers: dict[str, Any], controller: Any) -> dict[str
 
         return _UpdateHandler(validate, lambda key, value: ask(from_code(value)))
 
-    def validate_floor(key: str, value: Any) -> None:
-        # A lane may have failed in one rank alone, but all must refuse alike: other keys may come with this.
-        if runtime.mode != "resident" or (runtime.alone and not runtime.can_ride):
-            raise UpdateRejected(f"{key}: {needs_lane}")
-        if not 1 <= value <= MOST_REPLAYS or value != int(value):
-            raise UpdateRejected(f"{key}: a whole number of replays from 1 to {MOST_REPLAYS}.")
+    def needs_lane(there: bool) -> str | None:
+        return None if there else "needs mode resident, with its lane in working order."
 
-    def apply_floor(key: str, value: Any) -> None:
-        if runtime.can_ride:
-            runtime.time_floor(int(value))
-        else:
-            logger.warning("zos-sglang: %s: %s", key, needs_lane)
-
+    floor = whole_number(
+        runtime,
+        1,
+        MOST_REPLAYS,
+        runtime.time_floor,
+        why_not=lambda: needs_lane(runtime.can_ride),
+        why_nobody=lambda: needs_lane(runtime.mode == "resident"),
+        unit=" of replays",
+    )
     if runtime.settings.mode is None:
         return handlers
     return {
         **handlers,
         "zos_mode": named("mode", mode_from_code, runtime.request),
         "zos_consecutive_prefill": named("consecutive-prefill rule", rule_from_code, runtime.request_rule),
-        "zos_floor": _UpdateHandler(validate_floor, apply_floor),
+        "zos_floor": floor,
         **record_handlers(runtime),
         **_fault_handlers(),
     }

@@ -38,7 +38,6 @@ class FaultPoints:
         self._sinks: list[Any] = []
         #: Asked for: the next loop begins with a server that is whole, and with these armed.
         self._next: tuple[Fault, ...] | None = None
-        self._due: tuple[Fault, ...] | None = None
         logger.warning(
             "zos-sglang: ZOS_FAULT=%s: steps of this server fail on demand", runtime.settings.fault
         )
@@ -91,15 +90,13 @@ class FaultPoints:
 
     def _into_loop(self, make_loop: Any) -> Any:
         def make(scheduler: Any) -> Any:
-            asked, self._next = self._next, None
-            if asked is None:
+            if self._next is None:
                 self.injector.passes("mode-switch")
             else:
                 self._heal()
             loop = make_loop(scheduler)
             self.injector.stand("guard", loop, "decide")
             self.injector.stand("snapshot", loop, "snapshot")
-            self._due = asked
             return loop
 
         return make
@@ -108,9 +105,9 @@ class FaultPoints:
         """A lane that is built anew for this loop is no call of what was asked for."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            due, self._due = self._due, None
-            if due is not None:
-                self.injector.arm(due)
+            asked, self._next = self._next, None
+            if asked is not None:
+                self.injector.arm(asked)
             return run_ours(*args, **kwargs)
 
         return run

@@ -1,18 +1,12 @@
-"""What /set_internal_state can change about step records.
-
-Recording may have failed in one rank alone. All ranks must take or refuse a request alike, since another key
-of it may be a switch: with several ranks, one that cannot do what is asked says so in its log, and takes it.
-"""
+"""What /set_internal_state can change about step records."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from zos_sglang.observe.record import KEPT
-
-logger = logging.getLogger(__name__)
+from zos_sglang.upstream.whole_numbers import whole_number
 
 #: Most decode steps over which `zos_record_cost` alternates.
 MOST_STEPS = 1_000_000
@@ -20,29 +14,16 @@ MOST_STEPS = 1_000_000
 
 def record_handlers(runtime: Any) -> dict[str, Any]:
     """Update handlers by key, for `SchedulerInternalStateController._update_handlers`."""
-    from sglang.srt.managers.scheduler_components.internal_state import UpdateRejected, _UpdateHandler
 
     def handler(
         least: int, most: int, apply: Callable[[int], None], needs: str = "can_record", why: str = ""
-    ) -> _UpdateHandler:
+    ) -> Any:
         def why_not() -> str | None:
             if not runtime.observation.can_record:
                 return "this server records no steps."
             return None if getattr(runtime.observation, needs) else why
 
-        def validate(key: str, value: Any) -> None:
-            if runtime.alone and (reason := why_not()) is not None:
-                raise UpdateRejected(f"{key}: {reason}")
-            if not least <= value <= most or value != int(value):
-                raise UpdateRejected(f"{key}: a whole number from {least} to {most}.")
-
-        def take(key: str, value: Any) -> None:
-            if (reason := why_not()) is None:
-                apply(int(value))
-            else:
-                logger.warning("zos-sglang: %s: %s", key, reason)
-
-        return _UpdateHandler(validate, take)
+        return whole_number(runtime, least, most, apply, why_not=why_not)
 
     def shown(steps: int) -> None:
         runtime.observation.reported = steps

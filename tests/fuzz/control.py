@@ -97,7 +97,7 @@ def _runtime() -> Runtime:
     """One in mode resident, with a lane in working order."""
     found = Runtime()
     found.settings = SETTINGS
-    found.scheduler = SimpleNamespace()
+    found.scheduler = SimpleNamespace(tp_group=SimpleNamespace(world_size=1))
     found.mode, found.loop = "resident", Loop()  # type: ignore[assignment]
     found.observation = Observed()
     found._lane = SimpleNamespace(is_sound=True, floor_replays=0)

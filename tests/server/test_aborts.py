@@ -23,6 +23,7 @@ from zos_sglang.testing.compare.client import Client
 from zos_sglang.testing.compare.prompts import ModelInfo
 from zos_sglang.testing.compare.records import Record
 from zos_sglang.testing.distribution import distribution
+from zos_sglang.testing.soak.judge import IN_CHUNKS
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -307,6 +308,21 @@ def test_a_request_over_its_time_is_aborted_running_or_waiting(watched, mode):
     account = watched.play(mode, scenario)
     holds(account, least=RUNNING + 2)
     assert len(aborted(account, "waiting")) == 2
+
+
+def test_a_time_limit_that_meets_a_prompt_between_two_chunks_is_told_like_a_clients_abort(watched, mode):
+    """Upstream's `process_pending_chunked_abort` forgets whose abort it was: the soak's judge knows."""
+
+    async def scenario(client: Client) -> None:
+        chunked = watched.ask(client, "chunked", 20, prompt=LONG)
+        await watched.arrived(client, "chunked")
+        await client.must("/pause_generation", {"mode": "in_place"})
+        await asyncio.sleep(RUNNING_S + 1)
+        await client.must("/continue_generation", {})
+        record = await chunked
+        assert record.finish == {"type": "abort", "message": IN_CHUNKS}, (record.finish, record.error)
+
+    watched.play(mode, scenario)
 
 
 def test_a_request_of_a_session_is_aborted_and_the_session_goes_on(watched, mode):

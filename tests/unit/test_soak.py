@@ -13,7 +13,7 @@ from httpcore._async.http11 import AsyncHTTP11Connection
 
 from zos_sglang.testing.compare.records import Record
 from zos_sglang.testing.soak import cli
-from zos_sglang.testing.soak.judge import Life, Tally, faults_of, outcome_of
+from zos_sglang.testing.soak.judge import IN_CHUNKS, Life, Tally, faults_of, outcome_of
 from zos_sglang.testing.soak.plan import GPU, Ask, Scale, Source, questions
 from zos_sglang.testing.soak.traffic import Traffic, client
 from zos_sglang.testing.soak.truth import Expected, Oracle, Recorded
@@ -152,6 +152,13 @@ def test_a_time_limit_that_strikes_early_is_a_fault():
     assert outcome(ask(), answer, Life(8.2, all_aborted=False)) == ("timed out", None)
     kind, fault = outcome(ask(), answer, Life(2.0, all_aborted=False))
     assert kind == "timed out" and fault is not None
+
+
+def test_a_time_limit_in_the_words_of_an_abort_is_one_only_if_it_was_time():
+    answer = Record("x", status=200, token_ids=[], finish={"type": "abort", "message": IN_CHUNKS})
+    assert outcome(ask(), answer, Life(TIMEOUT_S, all_aborted=False)) == ("timed out", None)
+    kind, fault = outcome(ask(), answer, Life(TIMEOUT_S / 2, all_aborted=False))
+    assert kind == "aborted" and fault is not None and "by nobody after" in fault
 
 
 def test_an_answer_without_an_end_is_lost():

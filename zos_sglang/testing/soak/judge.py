@@ -11,6 +11,11 @@ from zos_sglang.testing.soak.truth import Expected
 
 #: What the server says when it ends a request by itself, and the outcome that this is.
 _OWN_WORDS = (("timeout reached", "timed out"), ("queue is full", "refused"), ("higher priority", "refused"))
+#: Of a prompt in chunks an abort is told in these words, a time limit's too: upstream's
+#: `Scheduler.process_pending_chunked_abort` does not keep the reason. Only the time then tells them apart.
+IN_CHUNKS = "Abort in waiting queue"
+#: The server's clock starts when a request arrives there: a limit is early below this part of it.
+_EARLY = 0.95
 _KEPT = 50
 
 
@@ -47,13 +52,17 @@ def outcome_of(ask: Ask, answer: Record, life: Life, timeout_s: float) -> tuple[
     words = f"{answer.error or ''} {answer.finish or ''}"
     for phrase, outcome in _OWN_WORDS:
         if phrase in words:
-            early = outcome == "timed out" and life.seconds < timeout_s * 0.95
+            early = outcome == "timed out" and life.seconds < timeout_s * _EARLY
             return outcome, f"timed out after {life.seconds:.1f} s" if early else None
     if answer.status == 200 and answer.finish_type in ("stop", "length"):
         return "finished", None
     if answer.finish_type == "abort" or (answer.status and answer.status != 200):
-        may = ask.cut == "abort" or life.all_aborted
-        return "aborted", None if may else f"HTTP {answer.status}, aborted by nobody: {words.strip()[:200]}"
+        if ask.cut == "abort" or life.all_aborted:
+            return "aborted", None
+        if IN_CHUNKS in words and life.seconds >= timeout_s * _EARLY:
+            return "timed out", None
+        fault = f"HTTP {answer.status}, aborted by nobody after {life.seconds:.1f} s: {words.strip()[:200]}"
+        return "aborted", fault
     return "lost", f"HTTP {answer.status}, no finish reason: {words.strip()[:200]}"
 
 

@@ -52,6 +52,7 @@ CASES = [
     Case("advance", "resident", 5),
     Case("reservation", "resident", 2),
     Case("lane-readback", "resident", 5),
+    Case("leave", "resident", 2),
     Case("mask", "resident", 3),
     Case("processing", "resident", 5),
     Case("stream-output", "resident", 3),

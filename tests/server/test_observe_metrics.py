@@ -135,6 +135,7 @@ def test_a_live_switch_shows_and_the_lane_is_counted(client):
     assert found.total("zos_lane_entries_total") == lane["opened"]
     assert found.total("zos_lane_tokens_total") == lane["row_steps"]
     assert found.total("zos_lane_wasted_tokens_total") == lane["wasted_row_steps"]
+    assert found.total("zos_lane_rows_left_total") == lane["rows_left"]
     assert found.by("reason", "zos_lane_exits_total") == lane["left"]
     assert found.by("reason", "zos_lane_refusals_total") == lane["refused"]
     paths = found.by("path", "zos_steps_total", forward="decode")

@@ -109,12 +109,14 @@ class VirtualExecutor:
         self.batch, self.rows, self.fresh = batch, len(batch.reqs), True
         self.load(batch)
         self.begun = False
+        self.no_masks()
+        self.faults("opened")
 
-        def no_masks() -> None:
+    def no_masks(self) -> None:
+        def fill() -> None:
             self.states[:] = [NO_GRAMMAR] * self.capacity
 
-        self.gpu.current.enqueue(no_masks)
-        self.faults("opened")
+        self.gpu.current.enqueue(fill)
 
     def step(self) -> None:
         assert self.batch is not None and not self.batch.has_grammar
@@ -158,6 +160,20 @@ class VirtualExecutor:
 
         self.gpu.current.enqueue(copy)
 
+    def keeping(self, rows: list[int]) -> list[int]:
+        assert self.gpu.current is self.gpu.forward and not self.begun and not self.fresh
+        self.faults("keeping")
+        return rows
+
+    def keep(self, batch: LaneBatch, kept: list[int]) -> None:
+        """`faults` "keep": the tokens are the rest's already, and nothing else is."""
+        assert batch is self.batch and self.gpu.current is self.gpu.forward
+        self.rows = len(kept)
+        self.narrow_tokens(kept)
+        self.faults("keep")
+        self.narrow(batch, kept)
+        self.no_masks()
+
     def refresh(self) -> None:
         assert self.gpu.current is self.gpu.forward
         self.refreshes += 1
@@ -173,6 +189,8 @@ class VirtualExecutor:
         held, self.batch = self.held(), None
         return held
 
+    def narrow_tokens(self, kept: list[int]) -> None: ...
+    def narrow(self, batch: LaneBatch, kept: list[int]) -> None: ...
     def load(self, batch: LaneBatch) -> None: ...
     def advance(self) -> None: ...
     def model(self) -> None: ...
@@ -225,6 +243,23 @@ class GraphLike(VirtualExecutor):
 
         self.gpu.current.enqueue(gather)
 
+    def narrow_tokens(self, kept: list[int]) -> None:
+        """The newest tokens, and with them the inputs of the next step."""
+
+        def gather(to: Address = self.tokens.address) -> None:
+            self.sampled[: len(kept)] = [self.sampled[i] for i in kept]
+            self.live = len(kept)
+            self.gpu.store(to, tuple(self.sampled))
+
+        self.gpu.current.enqueue(gather)
+
+    def narrow(self, batch: LaneBatch, kept: list[int]) -> None:
+        def gather() -> None:
+            for buffer in (self.row, self.length, self.slot, self.token, self.temp):
+                buffer[: len(kept)] = [buffer[i] for i in kept]
+
+        self.gpu.current.enqueue(gather)
+
     def advance(self) -> None:
         def kernel() -> None:
             for i in range(self.live):
@@ -263,6 +298,27 @@ class EagerLike(VirtualExecutor):
         assert batch.sampling_info
         self.inputs, self.lengths, self.slots = batch.input_ids, batch.seq_lens, batch.out_cache_loc
         self.indices, self.temps = batch.req_pool_indices, batch.sampling_info.temps
+
+    def narrow_tokens(self, kept: list[int]) -> None:
+        self.inputs = self._gathered(self.inputs, kept)
+
+    def narrow(self, batch: LaneBatch, kept: list[int]) -> None:
+        assert batch.sampling_info
+        self.lengths = self._gathered(self.lengths, kept)
+        self.indices, self.temps = batch.req_pool_indices, batch.sampling_info.temps
+        gpu, at = self.gpu, batch.seq_lens.address
+        # Upstream makes positions from them, which every step replaces.
+        gpu.current.enqueue(lambda: (gpu.load(at, len(kept), "lengths of the rest"), None)[1])
+
+    def _gathered(self, tensor: Any, kept: list[int]) -> Any:
+        gpu, out = self.gpu, self.gpu.empty()
+
+        def gather(at: Address = tensor.address, to: Address = out.address) -> None:
+            values = gpu.load(at, max(kept) + 1, "rows that stay")
+            gpu.store(to, tuple(values[i] for i in kept))
+
+        gpu.current.enqueue(gather)
+        return out
 
     def advance(self) -> None:
         gpu, n = self.gpu, self.rows
@@ -310,7 +366,10 @@ class EagerLike(VirtualExecutor):
         return self.inputs
 
     def held(self) -> list[Any]:
-        held = [self.indices, self.lengths, self.slots, self.inputs, self.temps] if self.batch else []
+        return [self.indices, self.lengths, self.slots, self.inputs, self.temps] if self.batch else []
+
+    def close(self) -> list[Any]:
+        held = super().close()
         for name in ("indices", "lengths", "slots", "inputs", "temps", "out"):
             self.__dict__.pop(name, None)
         return held

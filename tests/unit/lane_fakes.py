@@ -246,9 +246,11 @@ class LaneBatch:
 
     def filter(self, leave_out: Iterable[LaneRequest | None] = ()) -> None:
         gone = list(leave_out)
-        kept = [i for i, r in enumerate(self.reqs) if not r.finished() and r not in gone]
-        if len(kept) < len(self.reqs):
-            self._load([self.reqs[i] for i in kept], self.seq_lens_cpu[kept].tolist())
+        self.filter_batch([i for i, r in enumerate(self.reqs) if not r.finished() and r not in gone])
+
+    def filter_batch(self, keep_indices: list[int]) -> None:
+        if len(keep_indices) < len(self.reqs):
+            self._load([self.reqs[i] for i in keep_indices], self.seq_lens_cpu[keep_indices].tolist())
 
     def merge(self, other: LaneBatch) -> None:
         self._load(self.reqs + other.reqs, [*self.seq_lens_cpu.tolist(), *other.seq_lens_cpu.tolist()])

@@ -224,6 +224,8 @@ class LanePool:
         self.lengths: list[int] = []
 
     def reserve(self, batch: Any, done: int, wanted: int) -> Window | None:
+        # As the real one's: a tensor of lengths, made for the kernel that writes the slots.
+        assert batch.seq_lens + done is not None
         self.rows, lengths = batch.rows, batch.seq_lens_cpu.numpy() + done
         self.lengths = lengths.tolist()
         return Window.reserve(self, lengths, wanted)

@@ -78,6 +78,9 @@ class VirtualLanePort(SglangLanePort):
             return Refusal.ABORT_PENDING
         return None if all(req.spec.rides for req in batch.reqs) else Refusal.LOGPROBS
 
+    def rest_rides(self, batch: Any) -> bool:
+        return not self.scheduler.waiting and self.scheduler.chunked_req is None
+
     def result(self, table: Any, step: int, tokens: Any, arrived: Any) -> Any:
         result: Any = super().result(table, step, tokens, arrived)
         result.serial = self.scheduler.next_serial()

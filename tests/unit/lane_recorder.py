@@ -20,6 +20,7 @@ class Recorder:
         self.refusal = self.executor_refusal = None
         self.arrivals: list[bool] = []
         self.room = 100
+        self.rides_on = False
         self.windows: list[SimpleNamespace] = []
         self.lengths: list[tuple[int, int]] = []
         self.wanted: list[int] = []
@@ -98,6 +99,13 @@ class Recorder:
     def write_back(self, batch, table, steps):
         self.say(f"write back {steps}")
 
+    def rest_rides(self, batch):
+        return self.rides_on
+
+    def leave(self, batch, table, rows, steps):
+        self.say(f"leave {rows} {steps}")
+        batch.reqs = [batch.reqs[row] for row in rows]
+
     def result(self, table, step, tokens, arrived):
         return SimpleNamespace(table=table, step=step, tokens=tokens, arrived=arrived)
 
@@ -132,6 +140,16 @@ class Executing:
 
     def refresh(self):
         self.of.say("refresh")
+
+    def keeping(self, rows):
+        self.of.say(f"keeping {rows}")
+        return rows
+
+    def keep(self, batch, kept):
+        self.of.say(f"keep {kept}")
+
+    def held(self):
+        return ["held"]
 
     def last_tokens(self):
         return f"tokens {self.of.steps}"

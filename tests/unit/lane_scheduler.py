@@ -28,6 +28,8 @@ class LaneLimits(Limits):
     lane_rows: int = 6
     #: The executor: static buffers with a page table of its own, or new tensors each step.
     graphs: bool = True
+    #: Whether rows may go while the rest rides on.
+    in_place: bool = True
 
 
 class LaneFutureMap(FutureMap):

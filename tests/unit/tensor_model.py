@@ -62,7 +62,8 @@ class Model:
         self.on, self.kv, self.table = on, kv, table
 
     def build(self, batch: Any) -> Any:
-        return SimpleNamespace(rows=batch.req_pool_indices)
+        # Positions as upstream makes them, which every step after the first replaces.
+        return SimpleNamespace(rows=batch.req_pool_indices, positions=batch.seq_lens - 1)
 
     def metadata(self, rows: Any, lengths: Any) -> tuple[Any, Any]:
         indptr = torch.zeros(len(rows) + 1, dtype=torch.int32, device=DEVICE)

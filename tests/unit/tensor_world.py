@@ -59,6 +59,7 @@ class TensorLimits:
     greedy: bool = True
     fine: bool = True
     page_size: int = 1
+    in_place: bool = True
 
 
 class TensorBatch:
@@ -124,15 +125,17 @@ class TensorBatch:
 
     def filter(self, leave_out: Iterable[LaneRequest | None] = ()) -> None:
         gone = list(leave_out)
-        kept = [i for i, r in enumerate(self.reqs) if not r.finished() and r not in gone]
-        if len(kept) == len(self.reqs):
+        self.filter_batch([i for i, r in enumerate(self.reqs) if not r.finished() and r not in gone])
+
+    def filter_batch(self, keep_indices: list[int]) -> None:
+        if len(keep_indices) == len(self.reqs):
             return
-        self.reqs = [self.reqs[i] for i in kept]
-        if kept:
-            index = self._to_device(kept)
+        self.reqs = [self.reqs[i] for i in keep_indices]
+        if keep_indices:
+            index = self._to_device(keep_indices)
             self.req_pool_indices = self.req_pool_indices[index]
             self.seq_lens, self.orig_seq_lens = self.seq_lens[index], self.orig_seq_lens[index]
-            self.seq_lens_cpu = self.seq_lens_cpu[kept]
+            self.seq_lens_cpu = self.seq_lens_cpu[keep_indices]
 
     def merge(self, other: TensorBatch) -> None:
         self.reqs = self.reqs + other.reqs
@@ -321,6 +324,7 @@ class TensorWorld:
         new_event = lambda: Event(device)  # noqa: E731
         home = Readback(executor.ring, streams.copy_waits_for_forward, side.copy_context, new_event)
         self.lane = lane = Lane(port, executor, home, self.lane_account, window=limits.window)
+        lane.keeps_rest = limits.in_place
         bag = SimpleNamespace(enable_metrics=False)
         with mock.patch.object(lane_results, "get_observability", lambda: bag):
             self.port.lane_results = lane_results.LaneResults(

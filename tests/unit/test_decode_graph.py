@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from sglang.srt.layers import sampler as sampler_module
+from sglang.srt.model_executor import forward_batch_info
 
 from tests.unit.upstream_decode_case import BUCKETS, VOCABULARY, Batch, model_runner, token_after
 from zos_sglang.resident.eligibility import Refusal
@@ -67,6 +68,77 @@ def test_steps_of_one_executor_over_batches_of_every_size(runner: Any) -> None:
             assert buffer[count:bucket].tolist() == [fill] * (bucket - count)
         executor.close()
     assert runner.forward_pass_id == steps
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("kept", [[0, 2], [1, 2, 3], [3]])
+def test_rows_that_ride_on_find_the_buffers_as_if_they_had_been_loaded(
+    runner: Any, kept: list[int], greedy: bool
+) -> None:
+    executor = GraphExecutor(DecodeGraphs(runner), depth=DEPTH)
+    executor.capture_all()
+    batch = batch_of(runner, 4, greedy=greedy)
+    executor.open(batch)
+    executor.step()
+    executor.step()
+    tokens, lengths = executor.last_tokens()[kept], batch.seq_lens[kept] + 1
+    left = batch.left(kept)
+    executor.keep(left, executor.keeping(kept))
+    executor.refresh()
+    assert executor._loaded.greedy is greedy and executor.last_tokens().tolist() == tokens.tolist()
+    bucket, rows = (4 if len(kept) > 2 else 2), len(kept)
+    assert runner.attn_backend.seen[-1] == [*lengths.tolist(), *[1] * (bucket - rows)]
+    moved = [buffer[:bucket].clone() for buffer in executor._decode.buffers[:-1]]
+    for _ in range(3):
+        executor.step()
+        tokens = token_after(tokens, lengths, left.slots(lengths))
+        lengths = lengths + 1
+        assert executor.last_tokens().tolist() == tokens.tolist()
+    executor.close()
+    runner.attn_backend.seen.clear()
+    executor.open(left.prepared(moved[0][:rows], moved[2][:rows]))
+    for was, now in zip(moved, executor._decode.buffers[:-1], strict=True):
+        assert was.tolist() == now[:bucket].tolist() or was is moved[0], "inputs of padding are not read"
+
+
+def test_what_a_sampler_reads_is_only_of_the_rows_that_ride_on(runner: Any) -> None:
+    read: list[Any] = []
+    sample = runner.sample
+
+    def watch(output: Any, forward: Any) -> Any:
+        read.append((forward.positions.tolist(), len(forward.sampling_info), forward.batch_size))
+        assert len(output.next_token_logits) == forward.batch_size == len(forward.req_pool_indices)
+        return sample(output, forward)
+
+    runner.sample = watch
+    executor = GraphExecutor(DecodeGraphs(runner), depth=DEPTH)
+    executor.capture_all()
+    batch = batch_of(runner, 4, greedy=False)
+    executor.open(batch)
+    executor.step()
+    executor.keep(batch.left([1, 3]), executor.keeping([1, 3]))
+    executor.refresh()
+    executor.step()
+    assert read == [([4, 5, 6, 7], 4, 4), ([6, 8], 2, 2)]
+
+
+@pytest.mark.parametrize("what", ["a mask", "token ids for the canary", "a count of rows on the device"])
+def test_a_batch_whose_rows_are_known_elsewhere_too_is_not_moved(
+    runner: Any, what: str, monkeypatch: Any
+) -> None:
+    executor = GraphExecutor(DecodeGraphs(runner), depth=DEPTH)
+    executor.capture_all()
+    executor.open(batch_of(runner, 4))
+    executor.step()
+    assert executor.keeping([0, 1]) is not None
+    loaded = executor._loaded
+    if what == "a mask":
+        executor._loaded = loaded._replace(mask=lambda: None)
+    elif what == "token ids for the canary":
+        loaded.forward.req_all_ids_lens = torch.ones(4)
+    else:
+        monkeypatch.setattr(forward_batch_info, "enable_num_token_non_padded", lambda: True)
+    assert executor.keeping([0, 1]) is None
 
 
 def test_what_a_seeded_sampler_reads_moves_on_with_the_step(runner: Any) -> None:

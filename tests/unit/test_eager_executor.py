@@ -96,6 +96,28 @@ def test_a_step_makes_new_tensors_and_leaves_the_batchs_alone() -> None:
     assert [lengths for _, lengths, _ in model.seen] == [[3 + n, 1 + n] for n in range(DEPTH + 2)]
 
 
+def test_rows_go_while_the_rest_rides_on() -> None:
+    decode, model, executor = toy()
+    rows = Rows(decode, [[5, 6, 7], [9], [1, 2, 3, 4, 5], [8, 8]])
+    batch = rows.batch()
+    rows.reserve(batch, 9)
+    executor.open(batch)
+    for step, place in enumerate((1, 0, None)):
+        for _ in range(3):
+            expected = rows.expect()
+            executor.step()
+            assert executor.last_tokens().tolist() == expected
+        if place is not None:
+            kept = [row for row in range(len(rows.numbers)) if row != place]
+            filtered = rows.left(batch, kept)
+            executor.keep(filtered, executor.keeping(kept))
+            rows.drop(place)
+            assert executor.last_tokens().tolist() == [history[-1] for history in rows.histories]
+            assert filtered.input_ids is filtered.out_cache_loc is None
+            batch = filtered
+        assert model.seen[-1][0] == 3 * step + 2, "steps count on"
+
+
 def test_closing_hands_back_what_a_step_in_flight_reads_and_forgets_it() -> None:
     decode, _, executor = toy()
     rows = Rows(decode, [[5, 6, 7]])

@@ -65,6 +65,44 @@ def test_rows_leave_and_others_return_within_a_bucket() -> None:
     run_window(executor, rows, 3)
 
 
+@pytest.mark.parametrize("greedy", [True, False])
+def test_rows_go_while_the_rest_rides_on_into_smaller_buckets(greedy: bool) -> None:
+    decode = ToyDecode()
+    decode.greedy = greedy
+    executor = GraphExecutor(decode, depth=DEPTH)
+    executor.capture_all()
+    rows = Rows(decode, prompts(8))
+    batch = rows.batch()
+    executor.open(batch)
+    rows.reserve(batch, 20)
+    for gone in ([6], [0, 3], [1, 2, 3], [0]):
+        for _ in range(3):
+            slot, expected = decode.steps % DEPTH, rows.expect()
+            executor.step()
+            assert executor.ring[slot, : len(expected)].tolist() == expected
+        kept = [row for row in range(len(rows.numbers)) if row not in gone]
+        batch = rows.left(batch, kept)
+        executor.keep(batch, executor.keeping(kept))
+        for place in reversed(gone):
+            rows.drop(place)
+        left = len(rows.numbers)
+        assert executor.last_tokens().tolist() == [history[-1] for history in rows.histories]
+        gap = decode.bucket(left) - left
+        assert padding(decode, left) == [[PADDING_LENGTH] * gap, [0] * gap, [0] * gap, [0] * gap]
+    executor.step()
+    assert executor.last_tokens().tolist() == rows.expect()
+
+
+def test_rows_do_not_go_into_a_bucket_that_is_not_captured_nor_where_the_graphs_cannot() -> None:
+    decode = ToyDecode()
+    executor = GraphExecutor(decode, depth=DEPTH)
+    executor.open(Rows(decode, prompts(8)).batch())
+    assert executor.keeping([0, 1]) is None
+    assert executor.keeping([0, 1, 2, 3, 4]) is not None
+    decode.can_keep = False
+    assert executor.keeping([0, 1, 2, 3, 4]) is None
+
+
 def test_what_a_sampled_batch_draws_is_the_next_input() -> None:
     decode = ToyDecode()
     decode.greedy = False

@@ -181,7 +181,7 @@ def test_nothing_settles_while_rows_go_on(world):
 def test_a_row_that_ended_closes_the_lane(world):
     opened(world)
     world.lane.ride()
-    world.lane.row_ended(world.lane.table)
+    world.lane.row_ended(world.lane.table, [0])
     world.lane.settle()
     assert not world.lane.is_open and world.account.report()["left"] == {"finish": 1}
 
@@ -191,14 +191,14 @@ def test_a_row_of_an_earlier_opening_closes_nothing(world):
     earlier = world.lane.table
     world.lane.close(Departure.INTAKE)
     opened(world)
-    world.lane.row_ended(earlier)
+    world.lane.row_ended(earlier, [0])
     world.lane.settle()
     assert world.lane.is_open
 
 
 def test_a_row_that_ended_is_forgotten_with_its_opening(world):
     opened(world)
-    world.lane.row_ended(world.lane.table)
+    world.lane.row_ended(world.lane.table, [0])
     world.lane.close(Departure.INTAKE)
     opened(world)
     assert world.lane.is_open
@@ -232,6 +232,142 @@ def test_a_closed_lane_settles_and_shuts_as_nothing(world):
     world.lane.settle()
     world.lane.shut()
     assert world.port.log == [] and world.account.report()["left"] == {}
+
+
+# ------------------------------------------------------------ rows that go while the rest rides on
+
+
+@pytest.fixture
+def riding(world):
+    """Three rows, three steps launched; nobody waits."""
+    world.port.rides_on = True
+    world.batch = opened(world, 20, 20, 20)
+    world.lane.ride()
+    world.lane.ride()
+    world.mark = len(world.port.log)
+    return world
+
+
+def end(world, row):
+    world.batch.reqs[row].finished_reason = "stop"
+    world.lane.row_ended(world.lane.table, [row])
+
+
+def test_a_row_that_ended_goes_and_the_rest_rides_on(riding):
+    end(riding, 1)
+    riding.lane.settle()
+    assert riding.port.since(riding.mark) == [
+        "[", "keeping [0, 2]", "]", "pin ['held']", "give back 2", "lengths +2 +0", "leave [0, 2] 2",
+        "[", "forward waits", "keep [0, 2]", "]",
+    ]  # fmt: skip
+    assert riding.lane.is_open and riding.account.rows_left == 1 and riding.account.report()["left"] == {}
+    assert [req.rid for req in riding.lane.table.reqs] == [0, 2]
+
+
+def test_the_step_behind_it_reserves_and_reads_the_metadata_anew(riding):
+    end(riding, 1)
+    riding.lane.settle()
+    mark = len(riding.port.log)
+    result = riding.lane.ride()
+    assert riding.port.since(mark) == [
+        "receive", "dispatch", "lengths +0 +0", "reserve", "lengths +0 +4", "[", "forward waits", "refresh",
+        "]", "selected", "count", "[", "step", "]", "[", "readback 2", "]",
+    ]  # fmt: skip
+    assert result.step == 4 and riding.port.done == 2, "steps count on"
+
+
+def test_a_row_whose_limit_the_step_under_way_reaches_goes_with_it(world):
+    world.port.rides_on = True
+    opened(world, 20, 2)
+    world.lane.ride()
+    world.lane.settle()
+    assert world.lane.is_open and [req.rid for req in world.lane.table.reqs] == [0]
+    world.lane.ride()
+    world.lane.settle()
+    assert world.account.rows_left == 1 and len(world.port.windows) == 2
+
+
+def test_the_lane_closes_for_a_row_that_ended_if_somebody_waits(riding):
+    riding.port.rides_on = False
+    end(riding, 1)
+    riding.lane.settle()
+    assert not riding.lane.is_open and riding.account.report()["left"] == {"finish": 1}
+
+
+def test_the_lane_closes_for_a_row_that_ended_where_rows_may_not_go(riding):
+    riding.lane.keeps_rest = False
+    end(riding, 1)
+    riding.lane.settle()
+    assert not riding.lane.is_open and "keeping [0, 2]" not in riding.port.log
+
+
+def test_the_lane_closes_when_no_row_has_a_further_step(riding):
+    for row in range(3):
+        end(riding, row)
+    riding.lane.settle()
+    assert riding.account.report()["left"] == {"finish": 1} and riding.account.rows_left == 0
+
+
+def test_the_lane_closes_where_the_executor_cannot_go_on_with_the_rest(riding):
+    riding.executor.keeping = lambda rows: None
+    end(riding, 1)
+    riding.lane.settle()
+    assert riding.account.report()["left"] == {"finish": 1} and "leave [0, 2] 2" not in riding.port.log
+
+
+def test_the_result_under_way_knows_its_own_rows_and_counts_only_for_those_that_ride(riding):
+    before = riding.lane.table
+    end(riding, 1)
+    riding.lane.settle()
+    riding.lane.ride()
+    extra = [riding.lane.extra_steps(before, row) for row in range(3)]
+    assert extra == [1, 0, 1], "the row that went has no step but those it was launched with"
+    riding.lane.row_ended(before, [1])
+    riding.lane.settle()
+    assert riding.lane.is_open and riding.account.rows_left == 1, "it went already"
+    riding.batch.reqs[1].finished_reason = "stop"  # row 2 of the step under way
+    riding.lane.row_ended(before, [2])
+    assert not riding.lane.undisturbed(riding.lane.table)
+    riding.lane.settle()
+    assert riding.account.rows_left == 2 and [req.rid for req in riding.lane.table.reqs] == [0]
+
+
+def test_an_older_result_counts_for_nothing(riding):
+    oldest = riding.lane.table
+    for _ in range(2):
+        end(riding, 1)
+        riding.lane.settle()
+        riding.lane.ride()
+    assert riding.lane.extra_steps(oldest, 0) == 0
+
+
+def test_closing_writes_all_steps_back_to_the_rows_that_are_left(riding):
+    end(riding, 1)
+    riding.lane.settle()
+    riding.lane.ride()
+    riding.lane.close(Departure.INTAKE)
+    assert riding.port.log[-1] == "write back 3" and "relay tokens 4" in riding.port.log
+    riding.lane.row_ended(riding.lane.table, [0])
+    opened(riding)
+    riding.lane.settle()
+    assert riding.lane.is_open
+
+
+def test_a_fault_before_rows_go_closes_the_lane_with_the_batch_as_it_was(riding):
+    riding.port.fails = {"keeping [0, 2]"}
+    end(riding, 1)
+    riding.lane.settle()
+    assert not riding.lane.is_open and len(riding.batch.reqs) == 3
+    assert riding.account.faulted == {"leave": 1} and riding.port.lengths[-1] == (2, 0)
+
+
+def test_a_fault_after_rows_went_closes_the_lane_with_the_rest(riding):
+    riding.port.fails = {"keep [0, 2]"}
+    end(riding, 1)
+    riding.lane.settle()
+    assert not riding.lane.is_open and [req.rid for req in riding.batch.reqs] == [0, 2]
+    assert riding.account.faulted == {"leave": 1} and riding.port.log[-1] == "write back 2"
+    assert riding.account.report()["left"] == {"fault": 1}
 
 
 # ------------------------------------------------------------ close
@@ -288,7 +424,7 @@ def test_launched_steps_that_the_kv_lengths_do_not_count_are_those_of_the_window
     opened(world)
     table, extra = world.lane.table, []
     for _ in range(6):
-        extra.append(world.lane.extra_steps(table))
+        extra.append(world.lane.extra_steps(table, 0))
         world.lane.ride()
     assert extra == [0, 1, 2, 3, 4, 1]
 
@@ -298,10 +434,10 @@ def test_a_table_of_an_earlier_opening_has_no_uncounted_steps(world):
     earlier = world.lane.table
     world.lane.ride()
     world.lane.close(Departure.INTAKE)
-    assert world.lane.extra_steps(earlier) == 0
+    assert world.lane.extra_steps(earlier, 0) == 0
     opened(world)
     world.lane.ride()
-    assert world.lane.extra_steps(earlier) == 0
+    assert world.lane.extra_steps(earlier, 0) == 0
 
 
 # ------------------------------------------------------------ faults

@@ -173,7 +173,7 @@ def test_without_the_spent_steps_in_the_kv_lengths_confirmed_and_launched_disagr
 
 def test_without_the_steps_under_way_in_its_length_a_row_that_ends_leaves_pages_behind(monkeypatch):
     world = world_that_was_right(reused_row(EARLY))
-    monkeypatch.setattr(world.port.lane_results, "extra_steps", lambda _: 0)
+    monkeypatch.setattr(world.port.lane_results, "extra_steps", lambda *_: 0)
     with pytest.raises(AssertionError, match=LEAK):
         world.run()
 
@@ -246,7 +246,7 @@ def test_without_the_relay_and_the_check_the_tokens_are_wrong(monkeypatch):
 
 @BOTH
 def test_without_the_pin_at_closing_the_relay_reads_memory_that_was_handed_out_again(monkeypatch, graphs):
-    world = world_that_was_right(lengths("schedule", graphs=graphs))
+    world = world_that_was_right(lengths("schedule", graphs=graphs, in_place=False))
     take_out(monkeypatch, "close", world.lane.port, "pin")
     assert_wrong_tokens(world)
     assert "rows to relay to: written over" in world.gpu.hazards
@@ -257,7 +257,7 @@ def test_without_the_pin_at_closing_the_relay_reads_memory_that_was_handed_out_a
 
 @pytest.mark.parametrize("depth", [3, 5])
 def test_a_ring_that_counts_from_zero_at_each_opening_reads_another_steps_slot(monkeypatch, depth):
-    world = world_that_was_right(lengths(EARLY, depth=depth))
+    world = world_that_was_right(lengths(EARLY, depth=depth, in_place=False))
     opens = Lane._open
 
     def from_zero(lane, *args):

@@ -56,6 +56,27 @@ def test_the_interval_is_an_argument():
     assert [step for step in range(1, 9) if rows.due(step)] == [3, 7]
 
 
+# ------------------------------------------------------------ rows that stay
+
+
+def test_rows_that_stay_keep_their_limits_their_steps_and_what_is_looked_at():
+    reqs = [request(had=3, limit=9), request(stream=True, limit=50), request(had=3, limit=12), request(had=1)]
+    before = table(*reqs, stop_ids={7}, watched=(0, 2), constrained=(2,))
+    rows = before.keep([1, 2, 3])
+    assert rows.reqs == reqs[1:] and rows.limits == [50, 9, 99] and rows.first_limit == 9
+    assert (rows.watched, rows.constrained, rows.streams) == ((1,), (1,), (0,))
+    for step in (46, 47, 49):
+        assert rows.due(step) == tuple(row - 1 for row in before.due(step) if row)
+    assert rows.candidates(1, [7, 1, 1]) == {0, 1} and rows.candidates(9, [1, 1, 1]) == {1}
+
+
+def test_a_token_goes_to_the_row_that_stays():
+    reqs = [request(), request(), request()]
+    rows = table(*reqs).keep([0, 2])
+    rows.appends[1](5)
+    assert [req.output_ids for req in reqs] == [[], [], [5]] and rows.times[1] is reqs[2].time_stats
+
+
 # ------------------------------------------------------------ candidates
 
 

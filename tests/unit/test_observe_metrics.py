@@ -257,6 +257,7 @@ def test_accounts_add_what_they_grew_by(metrics: Metrics, scrape: Scrape) -> Non
     metrics.take(NOTHING, account, lane, "resident")
     metrics.take(NOTHING, account, lane, "resident")
     account.paths["fallbacks"], lane.faults, lane.row_steps, lane.wasted_row_steps = 1, 2, 130, 4
+    lane.rows_left = 6
     lane.left[Departure.INTAKE], lane.refused[Refusal.GRAMMAR] = 5, 7
     account.paths["mode-switches"] = 1
     metrics.take(records(1), account, lane, "resident")
@@ -264,6 +265,7 @@ def test_accounts_add_what_they_grew_by(metrics: Metrics, scrape: Scrape) -> Non
     assert scrape.value("zos_lane_entries_total") == 3
     assert scrape.value("zos_lane_tokens_total") == 130
     assert scrape.value("zos_lane_wasted_tokens_total") == 4
+    assert scrape.value("zos_lane_rows_left_total") == 6
     assert scrape.value("zos_lane_exits_total", reason="intake") == 5
     assert scrape.value("zos_lane_exits_total", reason="finish") == 0
     assert scrape.value("zos_lane_refusals_total", reason="grammar") == 7

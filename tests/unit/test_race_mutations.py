@@ -196,8 +196,22 @@ LANE = {
         ("forward", "schedule"),
         "weights",
     ),
+    "rows go: forward waits for schedule": Mutation(
+        partial(lengths, graphs=False),
+        out_of(Lane, "_rest_rides_on", Streams, "forward_waits_for_schedule"),
+        None,  # every step makes anew what is read here
+        ("schedule", "forward"),
+        "block",
+    ),
+    "rows go: what the steps under way read is pinned": Mutation(
+        partial(lengths, graphs=False),
+        out_of(Lane, "_rest_rides_on", PinRing, "pin"),
+        "schedule",
+        ("forward", "schedule"),
+        "block",
+    ),
     "closing: what the last step reads is pinned": Mutation(
-        lengths,
+        partial(lengths, in_place=False),
         out_of(Lane, "close", PinRing, "pin"),
         "schedule",
         ("forward", "schedule"),

@@ -213,6 +213,7 @@ LIMITS = st.builds(
     graphs=st.booleans(),
     greedy=st.booleans(),
     fine=st.booleans(),
+    in_place=st.booleans(),
 )
 
 
@@ -354,14 +355,37 @@ MUTATIONS = {
         ("forward", "schedule"),
         "cat",
     ),
+    "rows go: forward waits for schedule": Mutation(
+        LENGTHS,
+        out_of(Lane, "_rest_rides_on", Streams, "forward_waits_for_schedule"),
+        None,
+        ("schedule", "forward"),
+        "sub",
+        limits=TensorLimits(graphs=False),
+    ),
+    "rows go: what the steps under way read is pinned": Mutation(
+        LENGTHS,
+        out_of(Lane, "_rest_rides_on", PinRing, "pin"),
+        "schedule",
+        ("forward", "schedule"),
+        "",
+        limits=TensorLimits(graphs=False),
+    ),
     "closing: what the last step reads is pinned": Mutation(
-        LENGTHS, out_of(Lane, "close", PinRing, "pin"), "schedule", ("forward", "schedule"), ""
+        LENGTHS,
+        out_of(Lane, "close", PinRing, "pin"),
+        "schedule",
+        ("forward", "schedule"),
+        "",
+        limits=TensorLimits(in_place=False),
     ),
 }
 ALL = [
     pytest.param(m, replace(m.limits, graphs=graphs), id=f"{name} ({'graphs' if graphs else 'eager'})")
     for name, m in MUTATIONS.items()
-    for graphs in ((True, False) if m.script in (LENGTHS, ENDING, ENDING_AT_ONCE) else (False,))
+    for graphs in (
+        (True, False) if m.script in (LENGTHS, ENDING, ENDING_AT_ONCE) and m.limits.graphs else (False,)
+    )
 ]
 
 

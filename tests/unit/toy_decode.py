@@ -43,6 +43,7 @@ class ToyDecode:
         #: What the metadata graph writes and the model reads, as attention does.
         self.lengths = zeros(c, dtype=torch.int32)
         self.greedy = True
+        self.can_keep = True
         self.steps = 0
         self.reloaded: list[int] = []
         self._graphs: dict[int, Any] = {}
@@ -85,15 +86,17 @@ class ToyDecode:
             work()
         return graph
 
+    def replay(self, bucket: int) -> Callable[[], None]:
+        if self.device.type != "cuda":
+            return lambda: self.model(bucket)
+        if bucket not in self._graphs:
+            self._graphs[bucket] = self.capture(lambda: self.model(bucket))
+        replay: Callable[[], None] = self._graphs[bucket].replay
+        return replay
+
     def load(self, batch: Any) -> Any:
         rows = len(batch.reqs)
         bucket = self.bucket(rows)
-        if self.device.type != "cuda":
-            model: Callable[[], None] = lambda: self.model(bucket)  # noqa: E731
-        else:
-            if bucket not in self._graphs:
-                self._graphs[bucket] = self.capture(lambda: self.model(bucket))
-            model = self._graphs[bucket].replay
         step = self.buffers
         for buffer, values, padding in (
             (step.input_ids, batch.input_ids, None),
@@ -106,14 +109,27 @@ class ToyDecode:
             if padding is not None:
                 buffer[rows:bucket] = padding
         self.lengths[:bucket].copy_(step.seq_lens[:bucket])
+        return self._loaded(rows, bucket)
+
+    def _loaded(self, rows: int, bucket: int) -> Any:
         return SimpleNamespace(
             rows=rows,
             bucket=bucket,
             greedy=self.greedy,
-            model=model,
+            model=self.replay(bucket),
             sample=lambda: self.logits(rows).argmax(-1).to(torch.int32),
             mask=None,
         )
+
+    def keeps(self, loaded: Any) -> bool:
+        return self.can_keep
+
+    def keep(self, loaded: Any, batch: Any, kept: Any) -> Any:
+        rows = len(kept)
+        for buffer, padding in zip(self.buffers[:-1], (0, 0, PADDING_LENGTH, 0, 0), strict=True):
+            buffer[:rows] = buffer[kept]
+            buffer[rows : loaded.rows] = padding
+        return self._loaded(rows, self.bucket(rows))
 
 
 class Rows:
@@ -152,6 +168,17 @@ class Rows:
             seq_lens=int64([len(history) for history in self.histories]),
             out_cache_loc=int64(slots),
             req_pool_indices=int64(self.numbers),
+        )
+
+    @staticmethod
+    def left(batch: Any, kept: list[int]) -> Any:
+        """`batch` as upstream's filter leaves it: lengths as when it was made, no inputs, no slots."""
+        return SimpleNamespace(
+            reqs=[batch.reqs[row] for row in kept],
+            input_ids=None,
+            seq_lens=batch.seq_lens[kept],
+            out_cache_loc=None,
+            req_pool_indices=batch.req_pool_indices[kept],
         )
 
     def reserve(self, batch: Any, steps: int) -> None:

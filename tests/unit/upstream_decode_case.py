@@ -6,6 +6,7 @@ Used inside the fixture `published`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -131,6 +132,7 @@ class Batch:
     """A schedule batch that was prepared for decode; every field that is not set is None."""
 
     def __init__(self, table: torch.Tensor, count: int, *, greedy: bool) -> None:
+        self.table = table
         self.reqs = [
             SimpleNamespace(lora_id=None, rid=str(i), grammar=None, token_type_ids=None) for i in range(count)
         ]
@@ -154,8 +156,28 @@ class Batch:
             need_top_k_sampling=False,
             need_min_p_sampling=False,
             vocab_size=VOCABULARY,
-            penalizer_orchestrator=SimpleNamespace(is_required=False),  # type: ignore[arg-type]
+            penalizer_orchestrator=SimpleNamespace(is_required=False, filter=lambda _: None),  # type: ignore[arg-type]
         )
+
+    def left(self, kept: list[int]) -> Batch:
+        """As upstream's filter leaves it: lengths as when it was made, no inputs, no slots."""
+        rest = copy.copy(self)
+        rest.reqs = [self.reqs[row] for row in kept]
+        rest.seq_lens, rest.seq_lens_cpu = self.seq_lens[kept], self.seq_lens_cpu[kept]
+        rest.req_pool_indices = self.req_pool_indices[kept]
+        rest.input_ids = rest.out_cache_loc = None  # type: ignore[assignment]
+        rest.sampling_info = copy.copy(self.sampling_info)
+        rest.sampling_info.filter_batch(kept, torch.tensor(kept))
+        return rest
+
+    def slots(self, positions: torch.Tensor) -> torch.Tensor:
+        return self.table[self.req_pool_indices, positions].long()
+
+    def prepared(self, tokens: torch.Tensor, lengths: torch.Tensor) -> Batch:
+        """For the step that has these inputs and lengths."""
+        self.input_ids, self.seq_lens, self.seq_lens_cpu = tokens, lengths, lengths.clone()
+        self.out_cache_loc = self.slots(lengths - 1)
+        return self
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -36,6 +36,7 @@ POINTS = {
     "trace": "writing a trace",
     "metrics": "adding records to the metrics",
     "report": "our block of /server_info",
+    "leave": "letting rows go while the rest of a batch rides on",
 }
 
 ON = "on"

@@ -130,6 +130,11 @@ FAMILIES: tuple[Family, ...] = (
         "Tokens that the lane sampled for requests that had ended already.",
     ),
     Family(
+        Kind.COUNTER,
+        "zos_lane_rows_left_total",
+        "Rows that left the resident decode lane while the others rode on.",
+    ),
+    Family(
         Kind.GAUGE,
         "zos_result_queue_depth",
         "Results that were pending at the newest launch.",

@@ -131,6 +131,7 @@ class Metrics:
         self._grow("zos_lane_entries_total", lane.opened)
         self._grow("zos_lane_tokens_total", lane.row_steps)
         self._grow("zos_lane_wasted_tokens_total", lane.wasted_row_steps)
+        self._grow("zos_lane_rows_left_total", lane.rows_left)
         self._grow("zos_fallbacks_total", lane.faults, "lane")
         for departure, times in lane.left.items():
             self._grow("zos_lane_exits_total", times, departure.value)

@@ -14,12 +14,13 @@ class LaneAccount:
 
     `decode_steps` are all of mode `resident`, inside the lane and outside. `row_steps` are lane steps times
     rows; `wasted_row_steps` of them sampled a token for a request that had ended already, `grammar_row_steps`
-    were those of requests with a grammar. `masked_steps` had such a row, so their sampling waited for the
-    result before; `mask_faults` of them were masked by upstream's code after ours had failed. `h2d_copies`
-    are copies from the host to the device while the lane was open; what loading a batch copies is not among
-    them. `faulted` are the faults by step. `floors` are measurements on request: batch size, mean length,
-    microseconds. `refusal` and `departure` are the last ones that no launch has followed yet; who records
-    launches takes them away, and leaves `last_refusal` and `last_departure`.
+    were those of requests with a grammar. `rows_left` are rows that went while the others rode on.
+    `masked_steps` had a row with a grammar, so their sampling waited for the result before; `mask_faults` of
+    them were masked by upstream's code after ours had failed. `h2d_copies` are copies from the host to the
+    device while the lane was open; what loading a batch copies is not among them. `faulted` are the faults by
+    step. `floors` are measurements on request: batch size, mean length, microseconds. `refusal` and
+    `departure` are the last ones that no launch has followed yet; who records launches takes them away, and
+    leaves `last_refusal` and `last_departure`.
     """
 
     opened: int = 0
@@ -27,6 +28,7 @@ class LaneAccount:
     steps: int = 0
     row_steps: int = 0
     wasted_row_steps: int = 0
+    rows_left: int = 0
     grammar_row_steps: int = 0
     masked_steps: int = 0
     mask_faults: int = 0
@@ -58,6 +60,7 @@ class LaneAccount:
             "steps": self.steps,
             "row_steps": self.row_steps,
             "wasted_row_steps": self.wasted_row_steps,
+            "rows_left": self.rows_left,
             "grammar_row_steps": self.grammar_row_steps,
             "masked_steps": self.masked_steps,
             "mask_faults": self.mask_faults,

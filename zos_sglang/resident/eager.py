@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -101,6 +101,23 @@ class EagerExecutor:
     def refresh(self) -> None:
         """Nothing to do: every step reads `req_to_token` itself."""
 
+    def keeping(self, rows: Sequence[int]) -> torch.Tensor:
+        return to_device(rows, self.req_to_token)
+
+    def keep(self, batch: Any, kept: torch.Tensor) -> None:
+        self._tokens = self._tokens[kept]
+        self._lengths, self._slots = self._lengths[kept], self._slots[kept]
+        self._rows = batch.req_pool_indices
+        # The batch has the lengths of the opening, as the template needs them.
+        batch.input_ids, batch.out_cache_loc = self._tokens, self._slots
+        try:
+            self._template = self.model.build(batch)
+        finally:
+            batch.input_ids = batch.out_cache_loc = None
+
+    def held(self) -> list[Any]:
+        return [self._template, self._rows, self._lengths, self._slots, self._tokens]
+
     def last_tokens(self) -> torch.Tensor:
         return self._tokens
 
@@ -108,9 +125,15 @@ class EagerExecutor:
         return self.model.floor_us(self._template, replays)
 
     def close(self) -> list[Any]:
-        held = [self._template, self._rows, self._lengths, self._slots, self._tokens]
+        held = self.held()
         self._forget()
         return held
+
+
+def to_device(rows: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """Row numbers, int64, on the device of `like`; the host does not wait for the copy."""
+    pinned = torch.tensor(rows, dtype=torch.int64, pin_memory=like.is_cuda)
+    return pinned.to(like.device, non_blocking=True)
 
 
 def _not_begun() -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from zos_sglang.resident.eligibility import Refusal
@@ -13,8 +14,8 @@ class Executor(Protocol):
     A step runs as a whole (`step`), or in two parts (`begin`, `finish`) where what may be sampled depends on
     the result before. One opening keeps to one way.
 
-    The forward stream is current during `open`, `step`, `begin`, `finish`, `refresh` and `floor_us`. Nothing
-    here waits for the device, apart from `floor_us`.
+    The forward stream is current during `open`, `step`, `begin`, `finish`, `keeping`, `keep`, `refresh` and
+    `floor_us`. Nothing here waits for the device, apart from `floor_us`.
     """
 
     #: Device tensor, int64 [depth, capacity]. Step `n`, counted over all openings (the result of the last
@@ -52,6 +53,19 @@ class Executor(Protocol):
 
     def refresh(self) -> None:
         """Entries of `req_to_token` below the rows' lengths may have changed since `open`: read anew."""
+
+    def keeping(self, rows: Sequence[int]) -> Any:
+        """What `keep` needs to go on with these rows alone, ascending; None if it cannot. Changes nothing."""
+
+    def keep(self, batch: Any, kept: Any) -> None:
+        """Let the other rows go: `batch` holds the rest by now, `kept` is what `keeping` returned for it.
+
+        A step has been queued since `open`. `refresh` follows before the next one. `last_tokens` are the
+        rest's from here on, even if this fails.
+        """
+
+    def held(self) -> list[Any]:
+        """What the steps queued so far may still read."""
 
     def last_tokens(self) -> Any:
         """The newest sample, int64 [rows], on the device; valid until the next is queued."""

@@ -11,7 +11,7 @@ the device: padding rows are computed as upstream computes them, and are neither
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ import torch
 
 from zos_sglang.resident import greedy, kernels
 from zos_sglang.resident.capture import Capture
+from zos_sglang.resident.eager import to_device
 from zos_sglang.resident.eligibility import Refusal
 
 Work = Callable[[], None]
@@ -37,6 +38,8 @@ class Decode(Protocol):
     def logits(self, bucket: int) -> Any: ...
     def refuses(self, batch: Any) -> Refusal | None: ...
     def load(self, batch: Any) -> Any: ...
+    def keeps(self, loaded: Any) -> bool: ...
+    def keep(self, loaded: Any, batch: Any, kept: Any) -> Any: ...
     def count_step(self) -> None: ...
     def reload_metadata(self, bucket: int) -> None: ...
 
@@ -76,6 +79,7 @@ class GraphExecutor:
         #: Steps over all openings: the place in the ring.
         self._count = 0
         self._loaded: Any = None
+        self._rows = 0
         self._step = self._next = self._begin = self._begin_next = self._sample = _not_open
 
     def capture_all(self) -> None:
@@ -94,9 +98,14 @@ class GraphExecutor:
         # Before anything is loaded: capturing runs on upstream's buffers.
         bucket = self._prepare(self._decode.bucket(len(batch.reqs)))
         loaded = self._loaded = self._decode.load(batch)
+        self._rows = int(loaded.rows)
         self._live.fill_(loaded.rows)
         # Warm-ups of captures count too; the host's count is the right one.
         self._counter.fill_(self._count)
+        self._bind(loaded, bucket)
+
+    def _bind(self, loaded: Any, bucket: _Bucket) -> None:
+        """The steps of a loaded batch: the first as it is loaded, and those after it."""
         sample = self._greedy(loaded, bucket.greedy) if loaded.greedy else self._sampling(loaded)
         model, before = loaded.model, bucket.before
 
@@ -131,16 +140,34 @@ class GraphExecutor:
         self._sample()
         self._count += 1
 
+    def keeping(self, rows: Sequence[int]) -> Any:
+        # A bucket that is not captured yet would be now, on the buffers that are in use.
+        if self._decode.bucket(len(rows)) not in self._buckets or not self._decode.keeps(self._loaded):
+            return None
+        return to_device(rows, self._tokens)
+
+    def keep(self, batch: Any, kept: Any) -> None:
+        rows = len(kept)
+        self._tokens[:rows] = self._tokens[kept]
+        self._live.fill_(rows)
+        self._rows = rows
+        loaded = self._loaded = self._decode.keep(self._loaded, batch, kept)
+        self._bind(loaded, self._buckets[loaded.bucket])
+        self._step, self._begin = self._next, self._begin_next
+
+    def held(self) -> list[Any]:
+        return [self._loaded]
+
     def refresh(self) -> None:
         self._decode.reload_metadata(self._loaded.bucket)
 
     @property
     def rows(self) -> int:
         """Rows of the open batch."""
-        return int(self._loaded.rows)
+        return self._rows
 
     def last_tokens(self) -> Any:
-        return self._tokens[: self._loaded.rows]
+        return self._tokens[: self._rows]
 
     def floor_us(self, replays: int) -> float:
         """Mean time of upstream's model graph alone: same slots and values each time, so nothing changes."""
@@ -155,7 +182,7 @@ class GraphExecutor:
         return float(start.elapsed_time(stop)) * 1000 / replays
 
     def close(self) -> list[Any]:
-        held = [self._loaded]
+        held = self.held()
         self._loaded = None
         self._step = self._next = self._begin = self._begin_next = self._sample = _not_open
         return held

@@ -3,7 +3,12 @@
     enter     upstream selected the running decode batch and prepared a step: it is the lane's first
     ride      intake, one more step; or it closes, because something arrived or no slots can be had
     sample    after a result was processed: samples the step just launched, if its sampling waited for that
-    settle    closes if a row ended or reached its length limit, or after a fault
+    settle    lets rows go that ended or reached their length limit; closes if the rest cannot ride on, or
+              after a fault
+
+Rows that go leave the batch as upstream's filter leaves it, and the executor moves the rest together. Their
+last step may still be under way: its result knows its own rows. The lane closes instead if somebody waits,
+who may take their place.
 
 Closing gives back what was reserved and leaves the batch as the ordinary loop would have left it, with at
 most one result under way. The next selection then sees exactly stock's state, and the lane may open on its
@@ -66,6 +71,9 @@ class Lane:
         self.ranks: Decisions | None = None
         self.batch: Any = None
         self.table: RowTable | None = None
+        #: The rows as they were in the step under way, when some have just gone, and which of them have.
+        self._before: RowTable | None = None
+        self._gone: frozenset[int] = frozenset()
         self.window: Window | None = None
         #: Steps launched since the lane opened; the first one was prepared by upstream.
         self.launched = 0
@@ -74,6 +82,8 @@ class Lane:
         #: Whether a step that failed may run again on the ordinary path. Not where other ranks run the same
         #: step: its collectives would not meet theirs. It then fails as stock's step does.
         self.may_repeat = True
+        #: Whether rows may go while the rest rides on.
+        self.keeps_rest = True
         #: The result of the step whose sampling is to come.
         self.unsampled: Any = None
         self._row_ended = False
@@ -126,7 +136,7 @@ class Lane:
             self.executor.close()
             self.account.decode_steps += 1
             return None
-        self.batch, self.table, self.window = batch, table, None
+        self.batch, self.table, self.window, self._before = batch, table, None, None
         self.launched = 0
         self._row_ended = False
         # The pending result may end rows and move pages; it is processed right after this launch.
@@ -302,19 +312,25 @@ class Lane:
 
     # ------------------------------------------------------------ leave
 
-    def row_ended(self, table: RowTable) -> None:
-        """Result processing ended a row of `table`."""
-        if table is self.table:
+    def row_ended(self, table: RowTable, rows: list[int]) -> None:
+        """Result processing ended these rows of `table`."""
+        if any(self._rides(table, row) for row in rows):
             self._row_ended = True
 
+    def _rides(self, table: RowTable, row: int) -> bool:
+        """Whether a row of a step's table is still in the lane."""
+        return table is self.table or (table is self._before and row not in self._gone)
+
     def settle(self) -> None:
-        """After processing: close if a row ended, a further step would pass a length limit, or we failed."""
+        """After processing: rows that ended, or whose limit the step under way reaches, go; or all leave."""
         table = self.table
         if table is None:
             return
         if self._unseen:
             self._unseen = False
             self._row_ended = self._row_ended or any(req.finished_reason is not None for req in table.reqs)
+        if (self._row_ended or self.launched >= table.first_limit) and self._rest_rides_on(table):
+            return
         if self._row_ended:
             self.close(Departure.FINISH)
         elif self._broken:
@@ -322,13 +338,48 @@ class Lane:
         elif self.launched >= table.first_limit:
             self.close(Departure.LENGTH_LIMIT)
 
+    def _rest_rides_on(self, table: RowTable) -> bool:
+        """Let the rows go that have no further step; False, with nothing changed, if the lane must close."""
+        port, batch, executor = self.port, self.batch, self.executor
+        stays = [
+            row
+            for row, (req, limit) in enumerate(zip(table.reqs, table.limits, strict=True))
+            if req.finished_reason is None and limit > self.launched
+        ]
+        if self._broken or not self.keeps_rest or not stays or not port.rest_rides(batch):
+            return False
+        try:
+            with port.forward_context():
+                kept = executor.keeping(stays)
+            rest = table.keep(stays) if kept is not None else None
+        except Exception:
+            self._break("leave", "could not let rows go")
+            return False
+        if rest is None:
+            return False
+        # Filtering makes new tensors; the steps under way may read the old ones.
+        port.pin(batch, executor.held())
+        self._give_back(table)
+        port.leave(batch, table, stays, self.launched - 1)
+        self._before, self._gone = table, frozenset(range(len(table))).difference(stays)
+        self.table, self._row_ended = rest, False
+        self.account.rows_left += len(self._gone)
+        try:
+            with port.forward_context():
+                port.forward_waits_for_schedule()
+                executor.keep(batch, kept)
+        except Exception:
+            self._break("leave", "could not go on with the rest of a batch")
+            self.close(Departure.FAULT)
+        return True
+
     def undisturbed(self, table: RowTable) -> bool:
         """Whether no row of `table` can have ended or been aborted since the lane opened on it."""
         return table is self.table and not self._row_ended and not self._unseen
 
-    def extra_steps(self, table: RowTable) -> int:
-        """Steps of `table` that are launched but not yet in its rows' KV lengths."""
-        if table is not self.table or self.window is None:
+    def extra_steps(self, table: RowTable, row: int) -> int:
+        """Steps of a row of `table` that are launched but not yet in its KV lengths."""
+        if self.window is None or not self._rides(table, row):
             return 0
         return self.window.used
 
@@ -344,7 +395,7 @@ class Lane:
         port.pin(batch, self.executor.close())
         self._give_back(table)
         port.write_back(batch, table, self.launched - 1)
-        self.batch = self.table = None
+        self.batch = self.table = self._before = None
         self.account.left[reason] += 1
         self.account.departure = self.account.last_departure = reason
 

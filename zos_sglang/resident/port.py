@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from zos_sglang.resident.eligibility import Refusal
@@ -59,6 +60,12 @@ class LanePort(Protocol):
 
     def write_back(self, batch: Any, table: RowTable, steps: int) -> None:
         """Move the batch on by `steps` decode steps that it does not know of yet."""
+
+    def rest_rides(self, batch: Any) -> bool:
+        """Whether selection would go on with this batch once some of its rows are gone: nobody waits."""
+
+    def leave(self, batch: Any, table: RowTable, rows: Sequence[int], steps: int) -> None:
+        """Keep only `rows` (ascending) of the batch; the others have moved on by `steps` decode steps."""
 
     def result(self, table: RowTable, step: int, tokens: Any, arrived: Any) -> Any:
         """What processing gets for step `step` (from 1) of `table`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 #: A request that does not stream still reports every so many tokens: upstream's default of
 #: SGLANG_FORCE_STREAM_INTERVAL.
@@ -72,6 +72,25 @@ class RowTable:
 
     def __len__(self) -> int:
         return len(self.reqs)
+
+    def keep(self, rows: Sequence[int]) -> Self:
+        """The table of these rows alone, ascending. Steps count on; what may end a row stays a candidate."""
+        place = {old: new for new, old in enumerate(rows)}
+        kept = type(self).__new__(type(self))
+        kept.reqs, kept.appends, kept.times, kept.limits = (
+            [column[row] for row in rows] for column in (self.reqs, self.appends, self.times, self.limits)
+        )
+        kept.watched, kept.constrained, kept.streams = (
+            tuple(place[row] for row in column if row in place)
+            for column in (self.watched, self.constrained, self.streams)
+        )
+        kept.stop_ids, kept.largest_id = self.stop_ids, self.largest_id
+        kept.timed, kept._forced = self.timed, self._forced
+        kept.first_limit = min(kept.limits)
+        kept._due = {
+            phase: tuple(place[row] for row in column if row in place) for phase, column in self._due.items()
+        }
+        return kept
 
     def due(self, step: int) -> tuple[int, ...]:
         """Rows, ascending, whose output upstream's streamer must be offered after step `step` (from 1)."""

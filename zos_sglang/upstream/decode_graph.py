@@ -17,6 +17,7 @@ metadata from them (FA3's page tables, Triton's splits), before stock replays a 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -35,6 +36,8 @@ class Loaded(NamedTuple):
 
     rows: int
     bucket: int
+    #: Upstream's forward batch.
+    forward: Any
     #: Whether plain argmax over the logits, masked before, is what upstream's sampler would do.
     greedy: bool
     #: Replay the model on what the buffers hold.
@@ -132,21 +135,70 @@ class DecodeGraphs:
             runner.load_batch(forward)
         rows, bucket = runner.raw_bs, runner.bs
         output = runner.backend._outputs[runner._replay_graph_key]
-        # What upstream reads from the batch during later steps (seeded samplers, the canary) moves on with
-        # the buffers.
+        self._follow_buffers(forward, rows)
+        mask = self._masking(forward.sampling_info, output, rows)
+        return Loaded(
+            rows,
+            bucket,
+            forward,
+            self._plain_sampler and _plain_greedy(forward.sampling_info, masked=mask is not None),
+            self._replay(forward, runner.backend._graphs[runner._replay_graph_key].replay),
+            self._sampling(forward, output, rows),
+            mask,
+        )
+
+    def _follow_buffers(self, forward: Any, rows: int) -> None:
+        """What upstream reads from the batch during later steps (seeded samplers, the canary) moves on with
+        the buffers."""
         live = self.buffers.first(rows)
         forward.input_ids = live.input_ids
         forward.positions = live.positions
         forward.seq_lens = live.seq_lens
         forward.out_cache_loc = live.out_cache_loc
-        mask = self._masking(forward.sampling_info, output, rows)
-        return Loaded(
-            rows,
-            bucket,
-            self._plain_sampler and _plain_greedy(forward.sampling_info, masked=mask is not None),
-            self._replay(forward, runner.backend._graphs[runner._replay_graph_key].replay),
-            self._sampling(forward, output, rows),
-            mask,
+
+    def keeps(self, loaded: Loaded) -> bool:
+        """Whether `keep` has everything of `loaded` that depends on its rows.
+
+        Not masks, nor the canary's token ids, nor the number of rows that some MoE kernels read.
+        """
+        from sglang.srt.model_executor.forward_batch_info import enable_num_token_non_padded
+
+        return (
+            loaded.mask is None
+            and loaded.forward.req_all_ids_lens is None
+            and not enable_num_token_non_padded()
+        )
+
+    def keep(self, loaded: Loaded, batch: Any, kept: Any) -> Loaded:
+        """`loaded` with only some of its rows, moved to the front; on the current stream, behind their step.
+
+        Args:
+            loaded: what `keeps` said yes to.
+            batch: upstream's, filtered.
+            kept: int64 [rows left], ascending, on the device.
+
+        What depends on lengths is still missing: `reload_metadata` has to follow.
+        """
+        rows = len(kept)
+        bucket = self.bucket(rows)
+        padding = (0, 0, self._runner.seq_len_fill_value, 0, 0)
+        for buffer, value in zip(self.buffers[:-1], padding, strict=True):
+            buffer[:rows] = buffer[kept]
+            buffer[rows : loaded.rows].fill_(value)
+        forward = copy.copy(loaded.forward)
+        forward.batch_size = rows
+        forward.req_pool_indices, forward.req_pool_indices_cpu = self.buffers.rows[:rows], None
+        forward.seq_lens_cpu, forward.orig_seq_lens = batch.seq_lens_cpu, batch.orig_seq_lens
+        forward.sampling_info = batch.sampling_info.copy_for_forward()
+        self._follow_buffers(forward, rows)
+        backend, key = self._runner.backend, self._runner._make_graph_key(bucket)
+        return loaded._replace(
+            rows=rows,
+            bucket=bucket,
+            forward=forward,
+            greedy=self._plain_sampler and _plain_greedy(forward.sampling_info, masked=False),
+            model=self._replay(forward, backend._graphs[key].replay),
+            sample=self._sampling(forward, backend._outputs[key], rows),
         )
 
     def reload_metadata(self, bucket: int) -> None:

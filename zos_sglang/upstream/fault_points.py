@@ -123,6 +123,7 @@ class FaultPoints:
                     ("advance", lane, "_queue_step"),
                     ("reservation", lane.port, "reserve"),
                     ("lane-readback", lane.readback, "queue"),
+                    ("leave", lane.executor, "keeping"),
                 ):
                     self.injector.stand(point, owner, name)
             return found

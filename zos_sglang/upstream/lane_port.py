@@ -7,6 +7,7 @@ the future map, `decode_batch_idx`.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.managers.scheduler_components.output_streamer import DEFAULT_FORCE_STREAM_INTERVAL
@@ -137,6 +138,23 @@ class SglangLanePort:
         set_schedule_time_batch(self.scheduler.running_batch)  # returns at once unless requests are traced
 
     # ------------------------------------------------------------ leaving
+
+    def rest_rides(self, batch: Any) -> bool:
+        scheduler = self.scheduler
+        return not (
+            scheduler.waiting_queue
+            or scheduler.chunked_req is not None
+            or scheduler.grammar_manager.has_waiting_grammars()
+        )
+
+    def leave(self, batch: Any, table: RowTable, rows: Sequence[int], steps: int) -> None:
+        # As upstream's `update_running_batch` does when rows have ended, or are about to.
+        stays = set(rows)
+        for row, req in enumerate(table.reqs):
+            if row not in stays:
+                req.decode_batch_idx += steps
+        batch.filter_batch(keep_indices=list(rows))
+        batch.batch_is_full = False
 
     def relay(self, batch: Any, tokens: Any) -> None:
         self.scheduler.future_map.stash_bonus_tokens(batch.req_pool_indices, tokens)

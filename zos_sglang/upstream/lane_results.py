@@ -29,7 +29,7 @@ class LaneResults:
         scheduler: upstream's.
         account: counts wasted row-steps.
         undisturbed: whether no row of a table can have ended or been aborted since the lane opened on it.
-        extra_steps: launched steps of a table that its rows' KV lengths do not count yet.
+        extra_steps: launched steps of a table's row that its KV lengths do not count yet.
         row_ended: called with the table and the rows that ended.
         release_waits: orders what the schedule stream does next behind every launch so far.
         failed: called from an `except` with a step's name and what could not be done; upstream's
@@ -42,8 +42,8 @@ class LaneResults:
         account: LaneAccount,
         *,
         undisturbed: Callable[[RowTable], bool],
-        extra_steps: Callable[[RowTable], int],
-        row_ended: Callable[[RowTable], None],
+        extra_steps: Callable[[RowTable, int], int],
+        row_ended: Callable[[RowTable, list[int]], None],
         release_waits: Callable[[], None],
         failed: Callable[[str, str], None],
     ) -> None:
@@ -167,7 +167,6 @@ class LaneResults:
             return []
         processor = self.processor
         allocator = processor.token_to_kv_pool_allocator
-        extra = self.extra_steps(table)
         ended: list[int] = []
         allocator.free_group_begin()
         for row in candidates:
@@ -181,11 +180,11 @@ class LaneResults:
                 # table. The step in flight still reads it.
                 self.release_waits()
             # The lane gives back the unused part of its window itself.
-            req.kv.kv_committed_len += extra
+            req.kv.kv_committed_len += self.extra_steps(table, row)
             req.kv.kv_allocated_len = req.kv.kv_committed_len
             processor._handle_finish_state_updated_req(req, batch, result, row, None)
             ended.append(row)
         allocator.free_group_end()
         if ended:
-            self.row_ended(table)
+            self.row_ended(table, ended)
         return ended

@@ -135,6 +135,36 @@ def test_after_the_prepared_step_alone_nothing_has_moved() -> None:
     assert [req.decode_batch_idx for req in reqs] == [0, 0]
 
 
+def test_rows_that_go_have_all_steps_and_upstreams_filter_takes_them_out() -> None:
+    reqs = requests(4)
+    filtered: list[list[int]] = []
+
+    def filter_batch(*, keep_indices: list[int]) -> None:
+        filtered.append(keep_indices)
+
+    batch = SimpleNamespace(batch_is_full=True, filter_batch=filter_batch)
+    port_over(plain_scheduler()).leave(batch, table_of(reqs), (0, 2), 6)
+    assert filtered == [[0, 2]] and batch.batch_is_full is False
+    assert [req.decode_batch_idx for req in reqs] == [0, 6, 0, 6], "the rest gets its steps at closing"
+
+
+@pytest.mark.parametrize(
+    "somebody",
+    [
+        {"waiting_queue": ["a request"]},
+        {"chunked_req": "a prompt in chunks"},
+        {"grammar_manager": SimpleNamespace(has_waiting_grammars=lambda: True)},
+    ],
+    ids=lambda somebody: next(iter(somebody)),
+)
+def test_the_rest_rides_on_only_while_nobody_waits(somebody: dict[str, Any]) -> None:
+    scheduler = plain_scheduler()
+    port = port_over(scheduler)
+    assert port.rest_rides(scheduler.running_batch)
+    vars(scheduler).update(somebody)
+    assert not port.rest_rides(scheduler.running_batch)
+
+
 def test_the_newest_tokens_go_into_the_rows_of_upstreams_map() -> None:
     scheduler = plain_scheduler()
     scheduler.future_map = SimpleNamespace(output_tokens_buf=torch.zeros(5, dtype=torch.int64))

@@ -38,11 +38,15 @@ class LaneSchedulerPort(FakePort):
     def _check_lengths(self) -> None:
         """Of each row in the lane: confirmed tokens, launched ones, and what is allocated for it."""
         lane = self.lane
+        visible = {id(req) for req in self.scheduler.running_batch.reqs}
+        assert all(id(req) in visible for req in self.scheduler.live()), "a row that upstream does not see"
         window = lane.window
         used = window.used if window is not None else 0
         in_flight = len(self.scheduler.result_queue)
         assert in_flight == 1
         for row, req in enumerate(lane.table.reqs):
+            if req.finished():
+                continue  # it goes with the next step
             launched = req.kv.kv_committed_len + used
             assert launched == len(req.tokens()) + in_flight - 1
             assert launched == int(lane.batch.seq_lens_cpu[row]) + lane.launched - 1
@@ -78,7 +82,7 @@ class VirtualLanePort(SglangLanePort):
             return Refusal.ABORT_PENDING
         return None if all(req.spec.rides for req in batch.reqs) else Refusal.LOGPROBS
 
-    def rest_rides(self, batch: Any) -> bool:
+    def rest_rides(self) -> bool:
         return not self.scheduler.waiting and self.scheduler.chunked_req is None
 
     def result(self, table: Any, step: int, tokens: Any, arrived: Any) -> Any:

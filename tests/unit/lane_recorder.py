@@ -99,7 +99,7 @@ class Recorder:
     def write_back(self, batch, table, steps):
         self.say(f"write back {steps}")
 
-    def rest_rides(self, batch):
+    def rest_rides(self):
         return self.rides_on
 
     def leave(self, batch, table, rows, steps):

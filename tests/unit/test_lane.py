@@ -253,38 +253,59 @@ def end(world, row):
     world.lane.row_ended(world.lane.table, [row])
 
 
-def test_a_row_that_ended_goes_and_the_rest_rides_on(riding):
+def test_what_was_reserved_goes_back_when_a_row_ended(riding):
+    """It is in no request's lengths any more, and upstream checks its pool after every step."""
     end(riding, 1)
     riding.lane.settle()
-    assert riding.port.since(riding.mark) == [
-        "[", "keeping [0, 2]", "]", "pin ['held']", "give back 2", "lengths +2 +0", "leave [0, 2] 2",
-        "[", "forward waits", "keep [0, 2]", "]",
-    ]  # fmt: skip
-    assert riding.lane.is_open and riding.account.rows_left == 1 and riding.account.report()["left"] == {}
-    assert [req.rid for req in riding.lane.table.reqs] == [0, 2]
+    assert riding.port.since(riding.mark) == ["give back 2", "lengths +2 +0"]
+    assert riding.lane.is_open and len(riding.batch.reqs) == 3, "upstream sees it until its last result"
 
 
-def test_the_step_behind_it_reserves_and_reads_the_metadata_anew(riding):
+def test_a_row_that_ended_goes_before_the_next_step_and_the_rest_rides_on(riding):
     end(riding, 1)
     riding.lane.settle()
     mark = len(riding.port.log)
     result = riding.lane.ride()
     assert riding.port.since(mark) == [
-        "receive", "dispatch", "lengths +0 +0", "reserve", "lengths +0 +4", "[", "forward waits", "refresh",
-        "]", "selected", "count", "[", "step", "]", "[", "readback 2", "]",
+        "receive", "dispatch", "[", "keeping [0, 2]", "]", "pin ['held']", "leave [0, 2] 2",
+        "[", "forward waits", "keep [0, 2]", "]",
+        "lengths +0 +0", "reserve", "lengths +0 +4", "[", "forward waits", "refresh", "]",
+        "selected", "count", "[", "step", "]", "[", "readback 2", "]",
     ]  # fmt: skip
     assert result.step == 4 and riding.port.done == 2, "steps count on"
+    assert [req.rid for req in riding.lane.table.reqs] == [0, 2]
+    assert riding.account.rows_left == 1 and riding.account.report()["left"] == {}
 
 
-def test_a_row_whose_limit_the_step_under_way_reaches_goes_with_it(world):
+def test_rows_go_once(riding):
+    end(riding, 1)
+    riding.lane.settle()
+    riding.lane.ride()
+    riding.lane.settle()
+    mark = len(riding.port.log)
+    riding.lane.ride()
+    assert riding.port.since(mark) == [
+        "receive", "dispatch", "selected", "count", "[", "step", "]", "[", "readback 2", "]",
+    ]  # fmt: skip
+
+
+def test_a_row_whose_limit_the_step_under_way_reaches_goes_before_the_next(world):
     world.port.rides_on = True
-    opened(world, 20, 2)
+    batch = opened(world, 20, 2)
     world.lane.ride()
     world.lane.settle()
-    assert world.lane.is_open and [req.rid for req in world.lane.table.reqs] == [0]
+    assert world.lane.is_open and len(batch.reqs) == 2
     world.lane.ride()
     world.lane.settle()
-    assert world.account.rows_left == 1 and len(world.port.windows) == 2
+    assert world.account.rows_left == 1 and len(world.port.windows) == 2 and len(batch.reqs) == 1
+
+
+def test_an_arrival_meets_the_batch_with_all_its_rows(riding):
+    end(riding, 1)
+    riding.lane.settle()
+    riding.port.arrivals = [True]
+    assert riding.lane.ride() is None and len(riding.batch.reqs) == 3
+    assert riding.account.report()["left"] == {"intake": 1} and riding.account.rows_left == 0
 
 
 def test_the_lane_closes_for_a_row_that_ended_if_somebody_waits(riding):
@@ -298,7 +319,7 @@ def test_the_lane_closes_for_a_row_that_ended_where_rows_may_not_go(riding):
     riding.lane.keeps_rest = False
     end(riding, 1)
     riding.lane.settle()
-    assert not riding.lane.is_open and "keeping [0, 2]" not in riding.port.log
+    assert not riding.lane.is_open and riding.account.report()["left"] == {"finish": 1}
 
 
 def test_the_lane_closes_when_no_row_has_a_further_step(riding):
@@ -308,11 +329,17 @@ def test_the_lane_closes_when_no_row_has_a_further_step(riding):
     assert riding.account.report()["left"] == {"finish": 1} and riding.account.rows_left == 0
 
 
-def test_the_lane_closes_where_the_executor_cannot_go_on_with_the_rest(riding):
-    riding.executor.keeping = lambda rows: None
-    end(riding, 1)
-    riding.lane.settle()
-    assert riding.account.report()["left"] == {"finish": 1} and "leave [0, 2] 2" not in riding.port.log
+@pytest.mark.parametrize("why", ["finish", "length-limit"])
+def test_the_lane_closes_where_the_executor_cannot_go_on_with_the_rest(world, why):
+    world.port.rides_on = True
+    world.executor.keeping = lambda rows: None
+    world.batch = opened(world, 20, 2 if why == "length-limit" else 20)
+    world.lane.ride()
+    if why == "finish":
+        end(world, 1)
+    world.lane.settle()
+    assert world.lane.ride() is None and len(world.batch.reqs) == 2
+    assert world.account.report()["left"] == {why: 1} and world.account.rows_left == 0
 
 
 def test_the_result_under_way_knows_its_own_rows_and_counts_only_for_those_that_ride(riding):
@@ -324,18 +351,28 @@ def test_the_result_under_way_knows_its_own_rows_and_counts_only_for_those_that_
     assert extra == [1, 0, 1], "the row that went has no step but those it was launched with"
     riding.lane.row_ended(before, [1])
     riding.lane.settle()
-    assert riding.lane.is_open and riding.account.rows_left == 1, "it went already"
-    riding.batch.reqs[1].finished_reason = "stop"  # row 2 of the step under way
+    riding.lane.ride()
+    assert riding.account.rows_left == 1, "it went already"
+
+
+def test_a_row_that_the_result_under_way_ends_goes_next(riding):
+    before = riding.lane.table
+    end(riding, 1)
+    riding.lane.settle()
+    riding.lane.ride()
+    before.reqs[2].finished_reason = "stop"
     riding.lane.row_ended(before, [2])
     assert not riding.lane.undisturbed(riding.lane.table)
     riding.lane.settle()
+    riding.lane.ride()
     assert riding.account.rows_left == 2 and [req.rid for req in riding.lane.table.reqs] == [0]
 
 
 def test_an_older_result_counts_for_nothing(riding):
     oldest = riding.lane.table
     for _ in range(2):
-        end(riding, 1)
+        riding.lane.table.reqs[1].finished_reason = "stop"
+        riding.lane.row_ended(riding.lane.table, [1])
         riding.lane.settle()
         riding.lane.ride()
     assert riding.lane.extra_steps(oldest, 0) == 0
@@ -347,9 +384,7 @@ def test_closing_writes_all_steps_back_to_the_rows_that_are_left(riding):
     riding.lane.ride()
     riding.lane.close(Departure.INTAKE)
     assert riding.port.log[-1] == "write back 3" and "relay tokens 4" in riding.port.log
-    riding.lane.row_ended(riding.lane.table, [0])
     opened(riding)
-    riding.lane.settle()
     assert riding.lane.is_open
 
 
@@ -357,15 +392,15 @@ def test_a_fault_before_rows_go_closes_the_lane_with_the_batch_as_it_was(riding)
     riding.port.fails = {"keeping [0, 2]"}
     end(riding, 1)
     riding.lane.settle()
-    assert not riding.lane.is_open and len(riding.batch.reqs) == 3
-    assert riding.account.faulted == {"leave": 1} and riding.port.lengths[-1] == (2, 0)
+    assert riding.lane.ride() is None and not riding.lane.is_open and len(riding.batch.reqs) == 3
+    assert riding.account.faulted == {"leave": 1} and riding.account.report()["left"] == {"fault": 1}
 
 
 def test_a_fault_after_rows_went_closes_the_lane_with_the_rest(riding):
     riding.port.fails = {"keep [0, 2]"}
     end(riding, 1)
     riding.lane.settle()
-    assert not riding.lane.is_open and [req.rid for req in riding.batch.reqs] == [0, 2]
+    assert riding.lane.ride() is None and [req.rid for req in riding.batch.reqs] == [0, 2]
     assert riding.account.faulted == {"leave": 1} and riding.port.log[-1] == "write back 2"
     assert riding.account.report()["left"] == {"fault": 1}
 

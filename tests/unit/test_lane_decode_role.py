@@ -121,13 +121,12 @@ def test_a_request_that_is_blocked_after_another_got_its_slots_ends_the_lane_too
 
 
 def test_rows_do_not_go_alone_while_a_request_that_has_shaken_hands_lacks_slots(port, scheduler):
-    batch = scheduler.running_batch
-    assert port.rest_rides(batch)
+    assert port.rest_rides()
     queue = scheduler.disagg_decode_prealloc_queue.queue
     queue.append(waits(True))
-    assert not port.rest_rides(batch)
+    assert not port.rest_rides()
     queue[:] = [waits(False)]
-    assert port.rest_rides(batch)
+    assert port.rest_rides()
 
 
 def test_the_lane_does_not_open_while_somebody_can_join(port, scheduler):

@@ -160,9 +160,9 @@ def test_rows_that_go_have_all_steps_and_upstreams_filter_takes_them_out() -> No
 def test_the_rest_rides_on_only_while_nobody_waits(somebody: dict[str, Any]) -> None:
     scheduler = plain_scheduler()
     port = port_over(scheduler)
-    assert port.rest_rides(scheduler.running_batch)
+    assert port.rest_rides()
     vars(scheduler).update(somebody)
-    assert not port.rest_rides(scheduler.running_batch)
+    assert not port.rest_rides()
 
 
 def test_the_newest_tokens_go_into_the_rows_of_upstreams_map() -> None:

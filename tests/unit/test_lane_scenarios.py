@@ -35,17 +35,36 @@ def test_a_steady_batch_decodes_in_the_lane_but_for_nothing(page_size):
     assert world.lane_account.opened == 1 and left(world) == {"length-limit": 1}
 
 
-def test_rows_that_end_leave_without_a_decode_step_outside():
+@BOTH
+@PAGES
+@pytest.mark.parametrize(("in_place", "openings"), [(True, 1), (False, 5)], ids=["in place", "reopened"])
+def test_rows_that_end_leave_without_a_decode_step_outside(page_size, graphs, in_place, openings):
     specs = [long(rid, TEXT[: 3 + rid], 4 + 3 * rid) for rid in range(5)]
+    limits = LaneLimits(chunk=64, page_size=page_size, graphs=graphs, in_place=in_place)
+    world = simulate(LaneScenario(submit(*specs), limits)).check()
+    account = world.lane_account
+    assert account.steps == world.account.paths["decode"] and account.wasted_row_steps == 0
+    assert account.opened == openings and left(world) == {"length-limit": openings}
+    assert account.rows_left == 5 - openings
+
+
+def test_rows_leave_together_that_end_with_one_step():
+    specs = [long(1), *(long(2 + i, TEXT[: 3 + i], 9) for i in range(3)), ending_after(9, OTHER[:6])]
     world = simulate(LaneScenario(submit(*specs), LaneLimits(chunk=64))).check()
-    assert world.lane_account.steps == world.account.paths["decode"]
-    assert world.lane_account.opened == 5 and left(world) == {"length-limit": 5}
-    assert world.lane_account.wasted_row_steps == 0
+    assert world.lane_account.opened == 1 and world.lane_account.rows_left == 4
+    assert world.lane_account.wasted_row_steps == 1
+
+
+def test_who_waits_for_the_place_of_a_row_gets_it_at_once():
+    specs = [long(rid, TEXT[: 3 + rid], 6 + rid) for rid in range(4)]
+    world = simulate(LaneScenario(submit(*specs), LaneLimits(rows=2, chunk=64))).check()
+    assert left(world)["length-limit"] >= 2 and world.lane_account.steps == world.account.paths["decode"]
 
 
 def test_a_row_that_ends_unforeseen_costs_one_token_sampled_in_vain():
     world = simulate(LaneScenario(submit(long(1), ending_after(6, TEXT[:5])))).check()
-    assert world.lane_account.wasted_row_steps == 1 and left(world) == {"finish": 1, "length-limit": 1}
+    assert world.lane_account.wasted_row_steps == 1 and left(world) == {"length-limit": 1}
+    assert world.lane_account.rows_left == 1
     assert world.lane_account.steps == world.account.paths["decode"]
 
 
@@ -204,7 +223,8 @@ def test_where_all_free_pages_belong_to_the_prefix_tree_the_lane_evicts_and_stay
 def test_openings_that_follow_each_other_at_once_share_the_ring(policy, depth):
     """A row ends with every step or second step; the check watches every slot of the ring."""
     specs = [long(rid, TEXT[: 3 + rid], 3 + rid) for rid in range(6)]
-    world = simulate(LaneScenario(submit(*specs), LaneLimits(chunk=64, depth=depth), policy, 5)).check()
+    limits = LaneLimits(chunk=64, depth=depth, in_place=False)
+    world = simulate(LaneScenario(submit(*specs), limits, policy, 5)).check()
     assert world.lane_account.opened >= 5 and world.executor.ring.count == world.lane_account.steps
     assert world.lane_account.steps < 2 * world.lane_account.opened
 
@@ -229,7 +249,7 @@ def test_a_request_ends_in_the_lane_for_upstreams_reasons(why, more):
     spec = next(s for s in asked if len(right_answer(s)) > 3 and ends(s, right_answer(s)) == why)
     world = simulate(LaneScenario(submit(spec, long(9999, steps=70)))).check()
     assert world.scheduler.requests[spec.rid].finished_reason == why
-    assert world.lane_account.left[Departure.FINISH] == 1
+    assert world.lane_account.rows_left == 1
 
 
 # ------------------------------------------------------------ faults
@@ -239,8 +259,10 @@ def test_a_request_ends_in_the_lane_for_upstreams_reasons(why, more):
 @pytest.mark.parametrize("where", [*FAULTS])
 def test_whatever_fails_the_answers_are_right_and_the_lane_is_not_entered_again(where, graphs):
     specs = [long(rid, TEXT[:6], 12 + 5 * rid) for rid in range(3)]
-    world = build(LaneScenario(submit(*specs), LaneLimits(chunk=64, graphs=graphs), "schedule"))
-    world.faults.at[where] = 2
+    # With rows that go in place there is one opening only.
+    limits = LaneLimits(chunk=64, graphs=graphs, in_place=where not in ("open", "opened", "table"))
+    world = build(LaneScenario(submit(*specs), limits, "schedule"))
+    world.faults.at[where] = 1 if where.startswith("keep") else 2
     world.run().check()
     account = world.lane_account
     assert account.faults == 1 and account.refused[Refusal.CLOSED_FOR_GOOD] > 0
@@ -307,7 +329,7 @@ def test_a_row_ends_one_token_after_its_grammar_and_is_not_masked_there(graphs):
     spec = masked(50, 5, TEXT[:6], ended=True)
     world = simulate(LaneScenario(submit(long(1), spec), LaneLimits(chunk=64, graphs=graphs))).check()
     assert world.scheduler.requests[50].finished_reason == "grammar"
-    assert left(world)["finish"] == 1
+    assert world.lane_account.rows_left == 1
 
 
 def test_steps_are_whole_again_when_the_last_row_with_a_grammar_has_gone():
@@ -343,4 +365,4 @@ def test_a_row_whose_grammar_rejects_its_token_ends_with_the_next_one_and_the_re
     assert rejected.finished_reason == "rejected" and len(rejected.output_ids) == 10
     right = world.right_answers()
     assert {rid: world.answers()[rid] for rid in (1, 3)} == {rid: right[rid] for rid in (1, 3)}
-    assert left(world)["finish"] == 1 and world.gpu.hazards == []
+    assert world.lane_account.rows_left == 2 and world.gpu.hazards == []

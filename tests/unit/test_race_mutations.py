@@ -198,14 +198,14 @@ LANE = {
     ),
     "rows go: forward waits for schedule": Mutation(
         partial(lengths, graphs=False),
-        out_of(Lane, "_rest_rides_on", Streams, "forward_waits_for_schedule"),
+        out_of(Lane, "_let_rows_go", Streams, "forward_waits_for_schedule"),
         None,  # every step makes anew what is read here
         ("schedule", "forward"),
         "block",
     ),
     "rows go: what the steps under way read is pinned": Mutation(
         partial(lengths, graphs=False),
-        out_of(Lane, "_rest_rides_on", PinRing, "pin"),
+        out_of(Lane, "_let_rows_go", PinRing, "pin"),
         "schedule",
         ("forward", "schedule"),
         "block",

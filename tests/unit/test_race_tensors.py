@@ -357,7 +357,7 @@ MUTATIONS = {
     ),
     "rows go: forward waits for schedule": Mutation(
         LENGTHS,
-        out_of(Lane, "_rest_rides_on", Streams, "forward_waits_for_schedule"),
+        out_of(Lane, "_let_rows_go", Streams, "forward_waits_for_schedule"),
         None,
         ("schedule", "forward"),
         "sub",
@@ -365,7 +365,7 @@ MUTATIONS = {
     ),
     "rows go: what the steps under way read is pinned": Mutation(
         LENGTHS,
-        out_of(Lane, "_rest_rides_on", PinRing, "pin"),
+        out_of(Lane, "_let_rows_go", PinRing, "pin"),
         "schedule",
         ("forward", "schedule"),
         "",

@@ -3,8 +3,8 @@
     enter     upstream selected the running decode batch and prepared a step: it is the lane's first
     ride      intake, one more step; or it closes, because something arrived or no slots can be had
     sample    after a result was processed: samples the step just launched, if its sampling waited for that
-    settle    lets rows go that ended or reached their length limit; closes if the rest cannot ride on, or
-              after a fault
+    settle    after a row ended or reached its length limit: closes if the rest cannot ride on, else the row
+              goes with the next ride; closes after a fault
 
 Rows that go leave the batch as upstream's filter leaves it, and the executor moves the rest together. Their
 last step may still be under way: its result knows its own rows. The lane closes instead if somebody waits,
@@ -87,6 +87,8 @@ class Lane:
         #: The result of the step whose sampling is to come.
         self.unsampled: Any = None
         self._row_ended = False
+        #: Rows go before the next step.
+        self._rows_go = False
         self._unseen = False
         self._broken = False
         self._stepping = False
@@ -138,7 +140,7 @@ class Lane:
             return None
         self.batch, self.table, self.window, self._before = batch, table, None, None
         self.launched = 0
-        self._row_ended = False
+        self._row_ended = self._rows_go = False
         # The pending result may end rows and move pages; it is processed right after this launch.
         self._unseen = pending is not None
         if self._unseen:
@@ -175,6 +177,8 @@ class Lane:
             port.dispatch()
             return None
         port.dispatch()
+        if self._rows_go and not self._let_rows_go():
+            return None
         try:
             room = self._has_slots()
         except Exception:
@@ -322,55 +326,70 @@ class Lane:
         return table is self.table or (table is self._before and row not in self._gone)
 
     def settle(self) -> None:
-        """After processing: rows that ended, or whose limit the step under way reaches, go; or all leave."""
+        """After processing: rows that ended, or whose limit the step under way reaches, are to go before the
+        next step; or the lane closes."""
         table = self.table
         if table is None:
             return
         if self._unseen:
             self._unseen = False
             self._row_ended = self._row_ended or any(req.finished_reason is not None for req in table.reqs)
-        if (self._row_ended or self.launched >= table.first_limit) and self._rest_rides_on(table):
-            return
-        if self._row_ended:
+        at_limit = self.launched >= table.first_limit
+        if (self._row_ended or at_limit) and self._rest_can_ride(table):
+            # They stay visible to upstream until their last result is processed. What is reserved for those
+            # that ended is nobody's: it goes back at once.
+            self._give_back(table)
+            self._rows_go = True
+        elif self._row_ended:
             self.close(Departure.FINISH)
         elif self._broken:
             self.close(Departure.FAULT)
-        elif self.launched >= table.first_limit:
+        elif at_limit:
             self.close(Departure.LENGTH_LIMIT)
 
-    def _rest_rides_on(self, table: RowTable) -> bool:
-        """Let the rows go that have no further step; False, with nothing changed, if the lane must close."""
-        port, batch, executor = self.port, self.batch, self.executor
-        stays = [
+    def _rest_can_ride(self, table: RowTable) -> bool:
+        return self.keeps_rest and not self._broken and bool(self._stays(table)) and self.port.rest_rides()
+
+    def _stays(self, table: RowTable) -> list[int]:
+        """The rows that have a further step."""
+        launched = self.launched
+        return [
             row
             for row, (req, limit) in enumerate(zip(table.reqs, table.limits, strict=True))
-            if req.finished_reason is None and limit > self.launched
+            if req.finished_reason is None and limit > launched
         ]
-        if self._broken or not self.keeps_rest or not stays or not port.rest_rides(batch):
-            return False
+
+    def _let_rows_go(self) -> bool:
+        """Go on with the rows that have a further step; False if that closed the lane."""
+        table, port, executor = self.table, self.port, self.executor
+        assert table is not None
+        ended, self._rows_go, self._row_ended = self._row_ended, False, False
         try:
+            stays = self._stays(table)
             with port.forward_context():
                 kept = executor.keeping(stays)
             rest = table.keep(stays) if kept is not None else None
         except Exception:
             self._break("leave", "could not let rows go")
+            self.close(Departure.FAULT)
             return False
         if rest is None:
+            self.close(Departure.FINISH if ended else Departure.LENGTH_LIMIT)
             return False
-        # Filtering makes new tensors; the steps under way may read the old ones.
-        port.pin(batch, executor.held())
-        self._give_back(table)
-        port.leave(batch, table, stays, self.launched - 1)
+        # Filtering makes new tensors; the step under way may read the old ones.
+        port.pin(self.batch, executor.held())
+        port.leave(self.batch, table, stays, self.launched - 1)
         self._before, self._gone = table, frozenset(range(len(table))).difference(stays)
-        self.table, self._row_ended = rest, False
+        self.table = rest
         self.account.rows_left += len(self._gone)
         try:
             with port.forward_context():
                 port.forward_waits_for_schedule()
-                executor.keep(batch, kept)
+                executor.keep(self.batch, kept)
         except Exception:
             self._break("leave", "could not go on with the rest of a batch")
             self.close(Departure.FAULT)
+            return False
         return True
 
     def undisturbed(self, table: RowTable) -> bool:

@@ -61,8 +61,8 @@ class LanePort(Protocol):
     def write_back(self, batch: Any, table: RowTable, steps: int) -> None:
         """Move the batch on by `steps` decode steps that it does not know of yet."""
 
-    def rest_rides(self, batch: Any) -> bool:
-        """Whether selection would go on with this batch once some of its rows are gone: nobody waits."""
+    def rest_rides(self) -> bool:
+        """Whether selection would go on with the open batch once some of its rows are gone: nobody waits."""
 
     def leave(self, batch: Any, table: RowTable, rows: Sequence[int], steps: int) -> None:
         """Keep only `rows` (ascending) of the batch; the others have moved on by `steps` decode steps."""

@@ -50,8 +50,8 @@ class DecodeLanePort(SglangLanePort):
         self._known_blocked = self._blocked()
         return batch_refusal(self.scheduler, batch, can_join)
 
-    def rest_rides(self, batch: Any) -> bool:
-        return super().rest_rides(batch) and not self._blocked()
+    def rest_rides(self) -> bool:
+        return super().rest_rides() and not self._blocked()
 
     def _blocked(self) -> int:
         """Requests that have shaken hands and wait for rows or slots. Equal on all ranks."""

@@ -139,7 +139,7 @@ class SglangLanePort:
 
     # ------------------------------------------------------------ leaving
 
-    def rest_rides(self, batch: Any) -> bool:
+    def rest_rides(self) -> bool:
         scheduler = self.scheduler
         return not (
             scheduler.waiting_queue

@@ -119,6 +119,37 @@ def test_executor_runs_windows_without_waiting(capture: bool, greedy: bool) -> N
         executor.close()
 
 
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("capture", [False, True])
+def test_rows_go_and_the_rest_rides_on_without_waiting(capture: bool, greedy: bool) -> None:
+    decode = ToyDecode("cuda")
+    decode.greedy = greedy
+    executor = GraphExecutor(decode, depth=DEPTH, capture=capture)
+    executor.capture_all()
+    for bucket in decode.buckets:
+        decode.replay(bucket)
+    rows = Rows(decode, prompts(8))
+    batch = rows.batch()
+    executor.open(batch)
+    rows.reserve(batch, 20)
+    expected, got = [], []
+    for gone in ([6], [0, 3], [1, 2, 3], [0], []):
+        for _ in range(3):
+            slot = decode.steps % DEPTH
+            with nothing_waits():
+                executor.step()
+            got.append(executor.ring[slot, : len(rows.numbers)].clone())
+            expected.append(rows.expect())
+        kept = [row for row in range(len(rows.numbers)) if row not in gone]
+        batch = rows.left(batch, kept)
+        with nothing_waits():
+            executor.keep(batch, executor.keeping(kept))
+        for place in reversed(gone):
+            rows.drop(place)
+    assert [tokens.tolist() for tokens in got] == expected
+    assert executor.last_tokens().tolist() == [history[-1] for history in rows.histories]
+
+
 def test_work_that_cannot_be_captured_stays_eager(caplog: pytest.LogCaptureFixture) -> None:
     value = torch.zeros(1, device="cuda")
 

@@ -142,8 +142,10 @@ def test_rows_go_and_the_rest_rides_on_without_waiting(capture: bool, greedy: bo
             expected.append(rows.expect())
         kept = [row for row in range(len(rows.numbers)) if row not in gone]
         batch = rows.left(batch, kept)
+        index = torch.tensor(kept, device="cuda")
         with nothing_waits():
-            executor.keep(batch, executor.keeping(kept))
+            assert executor.keeping(kept)
+            executor.keep(batch, index)
         for place in reversed(gone):
             rows.drop(place)
     assert [tokens.tolist() for tokens in got] == expected

@@ -59,7 +59,7 @@ CASES = [
     Case("lane-build", "stock", 1, then="resident", early=True),
     Case("mode-switch", "overlap", 1, then="sync"),
     Case("mode-switch", "stock", 1, then="overlap"),
-    Case("recording", "resident", 3),
+    Case("recording", "resident", 1),
     Case("recording", "stock", 3),
     Case("metrics", "resident", 1),
     Case("report", "resident", 1, again=False),

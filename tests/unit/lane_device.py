@@ -160,10 +160,10 @@ class VirtualExecutor:
 
         self.gpu.current.enqueue(copy)
 
-    def keeping(self, rows: list[int]) -> list[int]:
-        assert self.gpu.current is self.gpu.forward and not self.begun and not self.fresh
+    def keeping(self, rows: list[int]) -> bool:
+        assert not self.begun and not self.fresh
         self.faults("keeping")
-        return rows
+        return True
 
     def keep(self, batch: LaneBatch, kept: list[int]) -> None:
         """`faults` "keep": the tokens are the rest's already, and nothing else is."""

@@ -7,6 +7,7 @@ from typing import Any
 from tests.unit.fakes import FakeDevice, FakePort
 from tests.unit.lane_memory import LanePool
 from tests.unit.lane_scheduler import LaneScheduler
+from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.upstream.lane_port import SglangLanePort
 
@@ -63,6 +64,7 @@ class VirtualLanePort(SglangLanePort):
         self.scheduler, self.device, self.streams, self.pins = scheduler, device, streams, pins  # type: ignore[assignment]
         self.pool = LanePool(scheduler.memory)  # type: ignore[assignment]
         self.graphs = scheduler.limits.graphs
+        self.account = LaneAccount()
 
     def receive(self) -> bool:
         return self.scheduler.receive()
@@ -81,6 +83,9 @@ class VirtualLanePort(SglangLanePort):
         if any(req.to_finish is not None for req in batch.reqs):
             return Refusal.ABORT_PENDING
         return None if all(req.spec.rides for req in batch.reqs) else Refusal.LOGPROBS
+
+    def on_device(self, rows: Any) -> Any:
+        return rows
 
     def rest_rides(self) -> bool:
         return not self.scheduler.waiting and self.scheduler.chunked_req is None

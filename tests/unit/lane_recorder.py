@@ -21,6 +21,7 @@ class Recorder:
         self.arrivals: list[bool] = []
         self.room = 100
         self.rides_on = False
+        self.skips_finishing = self.has_slots = True
         self.windows: list[SimpleNamespace] = []
         self.lengths: list[tuple[int, int]] = []
         self.wanted: list[int] = []
@@ -99,6 +100,14 @@ class Recorder:
     def write_back(self, batch, table, steps):
         self.say(f"write back {steps}")
 
+    def on_device(self, rows):
+        self.say(f"rows {rows}")
+        return rows
+
+    def has_room(self, batch, rows, done):
+        self.say(f"room {rows} {done}")
+        return self.has_slots
+
     def rest_rides(self):
         return self.rides_on
 
@@ -143,7 +152,7 @@ class Executing:
 
     def keeping(self, rows):
         self.of.say(f"keeping {rows}")
-        return rows
+        return True
 
     def keep(self, batch, kept):
         self.of.say(f"keep {kept}")

@@ -87,6 +87,8 @@ class LaneWorld:
     queues: list[WatchedQueue] = field(default_factory=list)
     in_flight_at_switch: list[int] = field(default_factory=list)
     watch: Watch = OFF
+    #: False as in the decode role, where selection makes one more step of a row at its limit.
+    skips_finishing: bool = True
 
     def run(self) -> LaneWorld:
         mode, skip, scheduler = self.scenario.mode, False, self.scheduler
@@ -94,7 +96,7 @@ class LaneWorld:
         while ended is Ended.SWITCH:
             queue = WatchedQueue()
             self.queues.append(queue)
-            scheduler.result_queue, scheduler.enable_skip_finishing_decode = queue, True
+            scheduler.result_queue, scheduler.enable_skip_finishing_decode = queue, self.skips_finishing
             guard = make_guard(self.scenario.rule, dp_attention=False, sync=mode == "sync")
             lane = self.lane if mode == "resident" else None
             loop = EventLoop(

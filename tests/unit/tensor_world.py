@@ -297,6 +297,9 @@ class TensorLanePort(VirtualLanePort):
         SglangLanePort.__init__(self, scheduler, device, streams, pins, account)
         self.pool.make_room = lambda slots: None  # type: ignore[method-assign]
 
+    def on_device(self, rows: Any) -> Any:
+        return torch.tensor(rows).to(DEVICE, non_blocking=True)
+
 
 class TensorWorld:
     """The parts of one run."""

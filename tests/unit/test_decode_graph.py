@@ -83,7 +83,8 @@ def test_rows_that_ride_on_find_the_buffers_as_if_they_had_been_loaded(
     executor.step()
     tokens, lengths = executor.last_tokens()[kept], batch.seq_lens[kept] + 1
     left = batch.left(kept)
-    executor.keep(left, executor.keeping(kept))
+    assert executor.keeping(kept)
+    executor.keep(left, torch.tensor(kept))
     executor.refresh()
     assert executor._loaded.greedy is greedy and executor.last_tokens().tolist() == tokens.tolist()
     bucket, rows = (4 if len(kept) > 2 else 2), len(kept)
@@ -116,7 +117,7 @@ def test_what_a_sampler_reads_is_only_of_the_rows_that_ride_on(runner: Any) -> N
     batch = batch_of(runner, 4, greedy=False)
     executor.open(batch)
     executor.step()
-    executor.keep(batch.left([1, 3]), executor.keeping([1, 3]))
+    executor.keep(batch.left([1, 3]), torch.tensor([1, 3]))
     executor.refresh()
     executor.step()
     assert read == [([4, 5, 6, 7], 4, 4), ([6, 8], 2, 2)]
@@ -130,7 +131,7 @@ def test_a_batch_whose_rows_are_known_elsewhere_too_is_not_moved(
     executor.capture_all()
     executor.open(batch_of(runner, 4))
     executor.step()
-    assert executor.keeping([0, 1]) is not None
+    assert executor.keeping([0, 1])
     loaded = executor._loaded
     if what == "a mask":
         executor._loaded = loaded._replace(mask=lambda: None)
@@ -138,7 +139,15 @@ def test_a_batch_whose_rows_are_known_elsewhere_too_is_not_moved(
         loaded.forward.req_all_ids_lens = torch.ones(4)
     else:
         monkeypatch.setattr(forward_batch_info, "enable_num_token_non_padded", lambda: True)
-    assert executor.keeping([0, 1]) is None
+    assert not executor.keeping([0, 1])
+
+
+def test_rows_do_not_go_where_the_rest_would_have_to_be_padded_and_may_not(runner: Any) -> None:
+    executor = GraphExecutor(DecodeGraphs(runner), depth=DEPTH)
+    executor.capture_all()
+    executor.open(batch_of(runner, 4))
+    runner.decode_cuda_graph_runner.disable_padding = True
+    assert executor.keeping([0, 1]) and not executor.keeping([0, 1, 2])
 
 
 def test_what_a_seeded_sampler_reads_moves_on_with_the_step(runner: Any) -> None:

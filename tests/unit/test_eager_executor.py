@@ -110,7 +110,8 @@ def test_rows_go_while_the_rest_rides_on() -> None:
         if place is not None:
             kept = [row for row in range(len(rows.numbers)) if row != place]
             filtered = rows.left(batch, kept)
-            executor.keep(filtered, executor.keeping(kept))
+            assert executor.keeping(kept)
+            executor.keep(filtered, torch.tensor(kept))
             rows.drop(place)
             assert executor.last_tokens().tolist() == [history[-1] for history in rows.histories]
             assert filtered.input_ids is filtered.out_cache_loc is None

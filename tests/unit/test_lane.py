@@ -267,7 +267,8 @@ def test_a_row_that_ended_goes_before_the_next_step_and_the_rest_rides_on(riding
     mark = len(riding.port.log)
     result = riding.lane.ride()
     assert riding.port.since(mark) == [
-        "receive", "dispatch", "[", "keeping [0, 2]", "]", "pin ['held']", "leave [0, 2] 2",
+        "receive", "dispatch", "keeping [0, 2]", "room [0, 2] 2", "rows [0, 2]", "pin ['held', [0, 2]]",
+        "leave [0, 2] 2",
         "[", "forward waits", "keep [0, 2]", "]",
         "lengths +0 +0", "reserve", "lengths +0 +4", "[", "forward waits", "refresh", "]",
         "selected", "count", "[", "step", "]", "[", "readback 2", "]",
@@ -332,7 +333,7 @@ def test_the_lane_closes_when_no_row_has_a_further_step(riding):
 @pytest.mark.parametrize("why", ["finish", "length-limit"])
 def test_the_lane_closes_where_the_executor_cannot_go_on_with_the_rest(world, why):
     world.port.rides_on = True
-    world.executor.keeping = lambda rows: None
+    world.executor.keeping = lambda rows: False
     world.batch = opened(world, 20, 2 if why == "length-limit" else 20)
     world.lane.ride()
     if why == "finish":
@@ -340,6 +341,37 @@ def test_the_lane_closes_where_the_executor_cannot_go_on_with_the_rest(world, wh
     world.lane.settle()
     assert world.lane.ride() is None and len(world.batch.reqs) == 2
     assert world.account.report()["left"] == {why: 1} and world.account.rows_left == 0
+
+
+def test_without_slots_for_the_rest_the_lane_closes_with_all_rows_in_the_batch(riding):
+    """Upstream then waits for the slots of those that end, as long as it sees them."""
+    riding.port.has_slots = False
+    end(riding, 1)
+    riding.lane.settle()
+    assert riding.lane.ride() is None and len(riding.batch.reqs) == 3
+    assert riding.account.report()["left"] == {"finish": 1} and riding.account.rows_left == 0
+
+
+@pytest.mark.parametrize(("had", "left"), [(2, {"length-limit": 1}), (20, {})])
+def test_where_selection_makes_one_more_step_of_a_row_at_its_limit_so_does_the_lane(world, had, left):
+    """The decode role of disaggregation; ranks whose lane is closed make that step, too."""
+    world.port.rides_on, world.port.skips_finishing = True, False
+    world.batch = opened(world, 20, had)
+    world.lane.ride()
+    if had == 20:
+        end(world, 1)
+    world.lane.settle()
+    assert world.account.report()["left"] == left and world.lane.is_open is (not left)
+
+
+def test_who_watches_is_told_that_rows_have_gone(riding):
+    told = []
+    riding.lane.watch = SimpleNamespace(rows_left=lambda: told.append("left"), stamps=None)
+    end(riding, 1)
+    riding.lane.settle()
+    assert told == []
+    riding.lane.ride()
+    assert told == ["left"]
 
 
 def test_the_result_under_way_knows_its_own_rows_and_counts_only_for_those_that_ride(riding):

@@ -195,6 +195,36 @@ def test_an_arrival_finds_the_lane_closed_before_anything_looks_at_it(scenario, 
     world.run().check()
 
 
+@EXAMPLES
+@given(scenarios(), st.booleans())
+def test_rows_that_go_in_place_change_no_launch(scenario, skips_finishing):
+    """The same rows in the same steps as where the lane closes and opens again, and nobody else is retracted.
+
+    `skips_finishing` False: the decode role, where selection makes one more step of a row at its limit.
+    """
+    found = []
+    for in_place in (True, False):
+        world = build(replace(scenario, limits=replace(scenario.limits, in_place=in_place)))
+        world.skips_finishing = skips_finishing
+        rows = watch_rows(world)
+        world.run().check()
+        found.append((rows, world.scheduler.retractions))
+    assert found[0] == found[1]
+
+
+def watch_rows(world):
+    """Rows of every launch."""
+    rows: list[list[int]] = []
+    process = world.port.process
+
+    def watched(batch, result):
+        rows.append([req.rid for req in batch.reqs])
+        process(batch, result)
+
+    world.port.process = watched
+    return rows
+
+
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("pages", [70, 400])

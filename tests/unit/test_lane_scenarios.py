@@ -10,7 +10,7 @@ from tests.unit.fake_batch import VOCABULARY, Mode
 from tests.unit.lane_fakes import LaneSpec, ends, right_answer
 from tests.unit.lane_simulation import LaneLimits, LaneScenario, build, simulate, submit
 from tests.unit.test_lane_mutations import OTHER, TEXT, ending_after, long
-from tests.unit.test_lane_properties import FAULTS
+from tests.unit.test_lane_properties import FAULTS, watch_rows
 from tests.unit.virtual_gpu import EARLY, LATE, RANDOM
 from zos_sglang.resident.eligibility import Departure, Refusal
 
@@ -53,6 +53,27 @@ def test_rows_leave_together_that_end_with_one_step():
     world = simulate(LaneScenario(submit(*specs), LaneLimits(chunk=64))).check()
     assert world.lane_account.opened == 1 and world.lane_account.rows_left == 4
     assert world.lane_account.wasted_row_steps == 1
+
+
+@BOTH
+@pytest.mark.parametrize(("pages", "page_size"), [(33, 1), (9, 4)])
+def test_the_rest_waits_for_the_slots_of_a_row_that_is_about_to_end(pages, page_size, graphs):
+    """Gone too early, it would be out of upstream's sight, which would retract the rest, or end it."""
+    limits = LaneLimits(chunk=64, pages=pages, page_size=page_size, window=4, graphs=graphs)
+    world = simulate(LaneScenario(submit(long(1, TEXT[:8], 10), long(2, OTHER[:7], 20)), limits)).check()
+    assert world.scheduler.retractions == 0 and world.lane_account.rows_left == 0
+
+
+def test_a_row_at_its_limit_has_one_more_step_where_selection_makes_it():
+    """The decode role. A rank whose lane is closed makes that step, so the lane of the others does."""
+    scenario = LaneScenario(submit(long(1, TEXT[:5], 6), long(2, OTHER[:7], 12)), LaneLimits(chunk=64))
+    launched = []
+    for fault in ({}, {"open": 1}):
+        world = build(scenario)
+        world.skips_finishing, world.faults.at = False, fault
+        launched.append(watch_rows(world))
+        world.run()
+    assert launched[0] == launched[1] and launched[0].count([1, 2]) == 7
 
 
 def test_who_waits_for_the_place_of_a_row_gets_it_at_once():

@@ -54,7 +54,8 @@ def test_steps_of_the_lane_are_resident_and_the_first_one_opens_it() -> None:
     assert lane.sum() == world.lane_account.steps
     assert [f for f, inside in zip(columns["forward"], lane, strict=True) if not inside] == ["extend"]
     opening = (records["flags"] & LANE_OPENING) > 0
-    assert opening.sum() == world.lane_account.opened == 2 and lane[opening].all()
+    assert opening.sum() == world.lane_account.opened == 1 and lane[opening].all()
+    assert records["rows"][lane].tolist() == [2] * 8 + [1] * 3, "a row has gone in place"
     assert set(records["depth"][lane & ~opening].tolist()) == {1}
     assert set(records["tokens"][lane].tolist()) == {1, 2}
     before, _ = pairs(records[lane], same_rows=True)

@@ -121,14 +121,15 @@ class ToyDecode:
             mask=None,
         )
 
-    def keeps(self, loaded: Any) -> bool:
+    def keeps(self, loaded: Any, rows: int) -> bool:
         return self.can_keep
 
     def keep(self, loaded: Any, batch: Any, kept: Any) -> Any:
         rows = len(kept)
-        for buffer, padding in zip(self.buffers[:-1], (0, 0, PADDING_LENGTH, 0, 0), strict=True):
+        for buffer, padding in zip(self.buffers[:-1], (None, 0, PADDING_LENGTH, 0, 0), strict=True):
             buffer[:rows] = buffer[kept]
-            buffer[rows : loaded.rows] = padding
+            if padding is not None:
+                buffer[rows : loaded.rows] = padding
         return self._loaded(rows, self.bucket(rows))
 
 

@@ -182,7 +182,7 @@ class Recorder(Ledger):
 
     def _describe(self, launch: Launch, batch: Any, result: Any) -> None:
         facts, ride, reason, depth, barrier, mode = launch
-        if facts is None:  # the lane opened before this watched
+        if facts is None:  # the lane opened before this watched, or some of its rows have gone
             facts = self.facts(batch, result, True)
             facts = (*facts[:4], facts[4] & ~LANE_OPENING, *facts[5:])
             launch = (None, ride, reason, depth, barrier, mode)
@@ -190,8 +190,11 @@ class Recorder(Ledger):
         words = _REASONS[reason], kind, _BARRIERS[barrier], refusal, departure
         self._described = array("q", (rows, tokens, waiting, mode, ride, *words, depth, flags))
         self._launch = launch
-        # Rows of an open lane stay, and whoever arrives ends it.
+        # Rows of an open lane stay until `rows_left` says otherwise, and whoever arrives ends it.
         self._riding = None if ride == OUTSIDE else (*facts[:4], flags & ~LANE_OPENING, 0, 0)
+
+    def rows_left(self) -> None:
+        self._riding = self._launch = None
 
     def _find_pending(self, depth: int) -> None:
         """Results may have been processed behind our back, or be pending from before we watched."""

@@ -69,6 +69,9 @@ class Watch(Protocol):
     ) -> None:
         """`depth` results were pending at the launch; `barrier` is the write-after-read barrier it used."""
 
+    def rows_left(self) -> None:
+        """Some rows of the open lane have gone: what was known of its batch is no longer so."""
+
     def depending(self) -> None: ...
 
     def depended(self) -> None: ...
@@ -106,6 +109,8 @@ class Off:
     def launched(  # noqa: PLR0917  (named arguments cost more)
         self, batch: Any, result: Any, ride: int, reason: Any, depth: int, barrier: Any = None
     ) -> None: ...
+
+    def rows_left(self) -> None: ...
 
     def depending(self) -> None: ...
 

@@ -101,8 +101,8 @@ class EagerExecutor:
     def refresh(self) -> None:
         """Nothing to do: every step reads `req_to_token` itself."""
 
-    def keeping(self, rows: Sequence[int]) -> torch.Tensor:
-        return to_device(rows, self.req_to_token)
+    def keeping(self, rows: Sequence[int]) -> bool:
+        return True
 
     def keep(self, batch: Any, kept: torch.Tensor) -> None:
         self._tokens = self._tokens[kept]
@@ -128,12 +128,6 @@ class EagerExecutor:
         held = self.held()
         self._forget()
         return held
-
-
-def to_device(rows: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    """Row numbers, int64, on the device of `like`; the host does not wait for the copy."""
-    pinned = torch.tensor(rows, dtype=torch.int64, pin_memory=like.is_cuda)
-    return pinned.to(like.device, non_blocking=True)
 
 
 def _not_begun() -> torch.Tensor:

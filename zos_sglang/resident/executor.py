@@ -12,10 +12,10 @@ class Executor(Protocol):
     """Decode steps of one fixed row set, with all that changes from step to step on the device.
 
     A step runs as a whole (`step`), or in two parts (`begin`, `finish`) where what may be sampled depends on
-    the result before. One opening keeps to one way.
+    the result before. One batch keeps to one way, until `keep` makes another of it.
 
-    The forward stream is current during `open`, `step`, `begin`, `finish`, `keeping`, `keep`, `refresh` and
-    `floor_us`. Nothing here waits for the device, apart from `floor_us`.
+    The forward stream is current during `open`, `step`, `begin`, `finish`, `keep`, `refresh` and `floor_us`.
+    Nothing here waits for the device, apart from `floor_us`.
     """
 
     #: Device tensor, int64 [depth, capacity]. Step `n`, counted over all openings (the result of the last
@@ -54,11 +54,12 @@ class Executor(Protocol):
     def refresh(self) -> None:
         """Entries of `req_to_token` below the rows' lengths may have changed since `open`: read anew."""
 
-    def keeping(self, rows: Sequence[int]) -> Any:
-        """What `keep` needs to go on with these rows alone, ascending; None if it cannot. Changes nothing."""
+    def keeping(self, rows: Sequence[int]) -> bool:
+        """Whether `keep` can go on with these rows alone. Changes nothing."""
 
     def keep(self, batch: Any, kept: Any) -> None:
-        """Let the other rows go: `batch` holds the rest by now, `kept` is what `keeping` returned for it.
+        """Let the other rows go: `batch` holds the rest by now, `kept` are its rows as they were, ascending,
+        int64 on the device.
 
         A step has been queued since `open`. `refresh` follows before the next one. `last_tokens` are the
         rest's from here on, even if this fails.

@@ -19,7 +19,6 @@ import torch
 
 from zos_sglang.resident import greedy, kernels
 from zos_sglang.resident.capture import Capture
-from zos_sglang.resident.eager import to_device
 from zos_sglang.resident.eligibility import Refusal
 
 Work = Callable[[], None]
@@ -38,7 +37,7 @@ class Decode(Protocol):
     def logits(self, bucket: int) -> Any: ...
     def refuses(self, batch: Any) -> Refusal | None: ...
     def load(self, batch: Any) -> Any: ...
-    def keeps(self, loaded: Any) -> bool: ...
+    def keeps(self, loaded: Any, rows: int) -> bool: ...
     def keep(self, loaded: Any, batch: Any, kept: Any) -> Any: ...
     def count_step(self) -> None: ...
     def reload_metadata(self, bucket: int) -> None: ...
@@ -140,17 +139,16 @@ class GraphExecutor:
         self._sample()
         self._count += 1
 
-    def keeping(self, rows: Sequence[int]) -> Any:
+    def keeping(self, rows: Sequence[int]) -> bool:
         # A bucket that is not captured yet would be now, on the buffers that are in use.
-        if self._decode.bucket(len(rows)) not in self._buckets or not self._decode.keeps(self._loaded):
-            return None
-        return to_device(rows, self._tokens)
+        count = len(rows)
+        return self._decode.bucket(count) in self._buckets and self._decode.keeps(self._loaded, count)
 
     def keep(self, batch: Any, kept: Any) -> None:
         rows = len(kept)
         self._tokens[:rows] = self._tokens[kept]
-        self._live.fill_(rows)
         self._rows = rows
+        self._live.fill_(rows)
         loaded = self._loaded = self._decode.keep(self._loaded, batch, kept)
         self._bind(loaded, self._buckets[loaded.bucket])
         self._step, self._begin = self._next, self._begin_next

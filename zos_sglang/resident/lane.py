@@ -335,7 +335,7 @@ class Lane:
             self._unseen = False
             self._row_ended = self._row_ended or any(req.finished_reason is not None for req in table.reqs)
         at_limit = self.launched >= table.first_limit
-        if (self._row_ended or at_limit) and self._rest_can_ride(table):
+        if (self._row_ended or at_limit) and self._rest_can_ride(table, at_limit):
             # They stay visible to upstream until their last result is processed. What is reserved for those
             # that ended is nobody's: it goes back at once.
             self._give_back(table)
@@ -347,8 +347,13 @@ class Lane:
         elif at_limit:
             self.close(Departure.LENGTH_LIMIT)
 
-    def _rest_can_ride(self, table: RowTable) -> bool:
-        return self.keeps_rest and not self._broken and bool(self._stays(table)) and self.port.rest_rides()
+    def _rest_can_ride(self, table: RowTable, at_limit: bool) -> bool:
+        if self._broken or not self.keeps_rest:
+            return False
+        if at_limit and not self.port.skips_finishing:
+            # Selection makes one more step of such a row, and so do ranks whose lane is closed.
+            return False
+        return bool(self._stays(table)) and self.port.rest_rides()
 
     def _stays(self, table: RowTable) -> list[int]:
         """The rows that have a further step."""
@@ -366,9 +371,10 @@ class Lane:
         ended, self._rows_go, self._row_ended = self._row_ended, False, False
         try:
             stays = self._stays(table)
-            with port.forward_context():
-                kept = executor.keeping(stays)
-            rest = table.keep(stays) if kept is not None else None
+            # Without room upstream must see them all: it waits for the slots of those that end, and retracts
+            # none of the rest.
+            rides = executor.keeping(stays) and port.has_room(self.batch, stays, self.launched - 1)
+            rest, kept = (table.keep(stays), port.on_device(stays)) if rides else (None, None)
         except Exception:
             self._break("leave", "could not let rows go")
             self.close(Departure.FAULT)
@@ -377,11 +383,12 @@ class Lane:
             self.close(Departure.FINISH if ended else Departure.LENGTH_LIMIT)
             return False
         # Filtering makes new tensors; the step under way may read the old ones.
-        port.pin(self.batch, executor.held())
+        port.pin(self.batch, [*executor.held(), kept])
         port.leave(self.batch, table, stays, self.launched - 1)
         self._before, self._gone = table, frozenset(range(len(table))).difference(stays)
         self.table = rest
         self.account.rows_left += len(self._gone)
+        self.watch.rows_left()
         try:
             with port.forward_context():
                 port.forward_waits_for_schedule()

@@ -61,6 +61,16 @@ class LanePort(Protocol):
     def write_back(self, batch: Any, table: RowTable, steps: int) -> None:
         """Move the batch on by `steps` decode steps that it does not know of yet."""
 
+    @property
+    def skips_finishing(self) -> bool:
+        """Whether selection leaves out rows whose length limit the result under way reaches."""
+
+    def on_device(self, rows: Sequence[int]) -> Any:
+        """Row numbers, int64, on the device, by the schedule stream."""
+
+    def has_room(self, batch: Any, rows: Sequence[int], done: int) -> bool:
+        """Whether these rows of `batch`, `done` steps further than it knows, find one more slot each."""
+
     def rest_rides(self) -> bool:
         """Whether selection would go on with the open batch once some of its rows are gone: nobody waits."""
 

@@ -60,6 +60,14 @@ def affordable(lengths: np.ndarray, wanted: int, page_size: int, free: int) -> i
     return steps
 
 
+def has_room(pool: KvPool, lengths: np.ndarray) -> bool:
+    """Whether rows of these lengths find a slot each for one more step, after evicting if need be."""
+    slots = slots_of(lengths, 1, pool.page_size)
+    if pool.free_slots() < slots:
+        pool.make_room(slots)
+    return pool.free_slots() >= slots
+
+
 @dataclass
 class Window:
     """One reservation. `lengths`, int64 [rows], are the rows' lengths when it was made."""
@@ -78,10 +86,9 @@ class Window:
         if steps < 1:
             # A server that has run for a while has no free slots: all belong to the prefix tree, and stock
             # evicts as it goes, for one step at a time. More would drop prefixes that stock keeps.
-            pool.make_room(slots_of(lengths, 1, page))
-            steps = affordable(lengths, wanted, page, pool.free_slots())
-            if steps < 1:
+            if wanted < 1 or not has_room(pool, lengths):
                 return None
+            steps = affordable(lengths, wanted, page, pool.free_slots())
         window = cls(pool, lengths, steps)
         window.taken = pool.take(slots_of(lengths, steps, page) // page)
         try:

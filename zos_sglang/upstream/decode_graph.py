@@ -156,8 +156,8 @@ class DecodeGraphs:
         forward.seq_lens = live.seq_lens
         forward.out_cache_loc = live.out_cache_loc
 
-    def keeps(self, loaded: Loaded) -> bool:
-        """Whether `keep` has everything of `loaded` that depends on its rows.
+    def keeps(self, loaded: Loaded, rows: int) -> bool:
+        """Whether `keep` can go on with so many rows and has everything of `loaded` that depends on them.
 
         Not masks, nor the canary's token ids, nor the number of rows that some MoE kernels read.
         """
@@ -167,6 +167,7 @@ class DecodeGraphs:
             loaded.mask is None
             and loaded.forward.req_all_ids_lens is None
             and not enable_num_token_non_padded()
+            and not (self._runner.disable_padding and rows not in self.buckets)
         )
 
     def keep(self, loaded: Loaded, batch: Any, kept: Any) -> Loaded:
@@ -181,15 +182,18 @@ class DecodeGraphs:
         """
         rows = len(kept)
         bucket = self.bucket(rows)
-        padding = (0, 0, self._runner.seq_len_fill_value, 0, 0)
+        # As upstream's registry pads: inputs of padding are not read.
+        padding = (None, 0, self._runner.seq_len_fill_value, 0, 0)
         for buffer, value in zip(self.buffers[:-1], padding, strict=True):
             buffer[:rows] = buffer[kept]
-            buffer[rows : loaded.rows].fill_(value)
+            if value is not None:
+                buffer[rows : loaded.rows].fill_(value)
         forward = copy.copy(loaded.forward)
         forward.batch_size = rows
         forward.req_pool_indices, forward.req_pool_indices_cpu = self.buffers.rows[:rows], None
         forward.seq_lens_cpu, forward.orig_seq_lens = batch.seq_lens_cpu, batch.orig_seq_lens
         forward.sampling_info = batch.sampling_info.copy_for_forward()
+        forward.sampling_info.grammars = None
         self._follow_buffers(forward, rows)
         backend, key = self._runner.backend, self._runner._make_graph_key(bucket)
         return loaded._replace(

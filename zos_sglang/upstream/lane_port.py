@@ -10,11 +10,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from sglang.srt.managers.scheduler_components.output_streamer import DEFAULT_FORCE_STREAM_INTERVAL
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.observability.req_time_stats import set_schedule_time_batch
 from sglang.srt.observability.scheduler_stage_metrics import SCHEDULER_STAGE_RUN_BATCH, scheduler_stage_method
 from sglang.srt.runtime_context import get_parallel
+from sglang.srt.utils.common import is_pin_memory_available
 
 from zos_sglang.overlap.isolation import PinRing
 from zos_sglang.overlap.streams import Streams
@@ -22,7 +24,7 @@ from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.resident.lane import Lane
 from zos_sglang.resident.rows import RowTable
-from zos_sglang.resident.window import Window
+from zos_sglang.resident.window import Window, has_room
 from zos_sglang.upstream.lane_eligibility import batch_refusal
 from zos_sglang.upstream.lane_pool import SglangKvPool
 from zos_sglang.upstream.port import SglangDevice
@@ -51,6 +53,7 @@ class SglangLanePort:
         self.device = device
         self.streams = streams
         self.pins = pins
+        self.account = account
         self.pool = SglangKvPool(scheduler, account)
         self.graphs = False
         self._receive_started = 0
@@ -139,6 +142,19 @@ class SglangLanePort:
 
     # ------------------------------------------------------------ leaving
 
+    @property
+    def skips_finishing(self) -> bool:
+        return bool(self.scheduler.enable_skip_finishing_decode)
+
+    def on_device(self, rows: Sequence[int]) -> torch.Tensor:
+        device = self.pool.table.device
+        pinned = torch.tensor(rows, dtype=torch.int64, pin_memory=is_pin_memory_available(device))
+        self.account.h2d_copies += 1
+        return pinned.to(device, non_blocking=True)
+
+    def has_room(self, batch: Any, rows: Sequence[int], done: int) -> bool:
+        return has_room(self.pool, batch.seq_lens_cpu.numpy()[rows] + done)
+
     def rest_rides(self) -> bool:
         scheduler = self.scheduler
         return not (
@@ -153,6 +169,7 @@ class SglangLanePort:
         for row, req in enumerate(table.reqs):
             if row not in stays:
                 req.decode_batch_idx += steps
+        self.account.h2d_copies += 1  # the filter's
         batch.filter_batch(keep_indices=list(rows))
         batch.batch_is_full = False
 

@@ -44,7 +44,7 @@ def test_all_decode_steps_ride_and_the_answers_are_those_of_stock(client, answer
     assert rode > 20 and after["decode_steps"] - before["decode_steps"] == rode
     assert after["faults"] == 0
     # Every answer has another length: rows left, and the rest went on.
-    assert after["left"]["length-limit"] - before["left"].get("length-limit", 0) > 5
+    assert after["rows_left"] - before["rows_left"] > 5
 
 
 def test_whoever_asks_while_the_lane_is_open_is_answered_at_once(client, answers):

@@ -86,8 +86,8 @@ def test_every_mode_says_how_its_steps_went(client: Client, answers: list[str], 
     if mode == "resident":
         lane = records["path"] == code("path", "resident")
         assert (records["forward"][lane] == code("forward", "decode")).all()
-        assert ((records["flags"][lane] & LANE_OPENING) > 0).sum() > 5
-        assert "length-limit" in columns["departure"]
+        assert ((records["flags"][lane] & LANE_OPENING) > 0).any()
+        assert len(set(records["rows"][lane].tolist())) > 5, "rows leave, and the rest rides on"
 
 
 def test_results_are_processed_behind_the_next_launch_where_steps_overlap(

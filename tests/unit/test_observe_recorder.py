@@ -41,7 +41,7 @@ def test_the_recorder_and_the_null_object_are_watches() -> None:
     it: Watch = new_recorder()
     off: Watch = OFF
     names = [name for name in vars(Watch) if not name.startswith("_") and name != "stamps"]
-    assert len(names) == 14
+    assert len(names) == 15
     assert all(callable(getattr(it, name)) and callable(getattr(off, name)) for name in names)
 
 

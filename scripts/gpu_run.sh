@@ -7,10 +7,9 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 : "${OUT:?set OUT to a folder for the results}"
-kit=${BENCH_KIT_ENV:-/opt/kit/last/env.sh}
-if [ -f "$kit" ]; then
+if [ -n "${BENCH_KIT_ENV:-}" ]; then
     # shellcheck disable=SC1090
-    . "$kit"
+    . "$BENCH_KIT_ENV" || exit 2
 fi
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONUNBUFFERED=1

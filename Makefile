@@ -6,9 +6,10 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 DEMO_MODEL := .cache/smollm2
-# The first Python of at least 3.11 on the path; `make PYTHON=... env` overrides.
-PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
-	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# The first Python 3.11 or 3.12 on the path (SGLang 0.5.23 needs packages without a wheel for 3.13); `make PYTHON=... env`
+# overrides.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$p && break; done)
 # Tests marked gpu need a CUDA device.
 MARKS := $(shell nvidia-smi -L >/dev/null 2>&1 || echo '-m "not gpu"')
 COVER := --cov=zos_sglang.settings --cov=zos_sglang.upstream --cov=zos_sglang.overlap \
@@ -26,7 +27,7 @@ help: ## this list
 env: $(READY) ## the environment (.venv); free when it is up to date
 
 $(READY): setup.py pyproject.toml
-	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.11 found; name one: make PYTHON=/path/to/python $@"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or 3.12 found; name one: make PYTHON=/path/to/python $@"; exit 1; }
 	@# Debian's Python comes without the part of venv that brings pip.
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { test "$$(id -u)" = 0 && \
 		apt-get update -qq && apt-get install -y -qq python3-venv; } || \

@@ -13,7 +13,8 @@ setup(
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.11",
+    # SGLang 0.5.23 needs outlines_core 0.1.26, which has no wheel for 3.13.
+    python_requires=">=3.11,<3.13",
     packages=find_packages(include=["zos_sglang", "zos_sglang.*"]),
     include_package_data=True,
     package_data={

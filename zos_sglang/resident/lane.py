@@ -87,8 +87,8 @@ class Lane:
         #: The result of the step whose sampling is to come.
         self.unsampled: Any = None
         self._row_ended = False
-        #: Rows go before the next step.
-        self._rows_go = False
+        #: The rows that have a further step, if the others go before it.
+        self._staying: list[int] | None = None
         self._unseen = False
         self._broken = False
         self._stepping = False
@@ -140,7 +140,7 @@ class Lane:
             return None
         self.batch, self.table, self.window, self._before = batch, table, None, None
         self.launched = 0
-        self._row_ended = self._rows_go = False
+        self._row_ended, self._staying = False, None
         # The pending result may end rows and move pages; it is processed right after this launch.
         self._unseen = pending is not None
         if self._unseen:
@@ -177,7 +177,7 @@ class Lane:
             port.dispatch()
             return None
         port.dispatch()
-        if self._rows_go and not self._let_rows_go():
+        if self._staying is not None and not self._let_rows_go(self._staying):
             return None
         try:
             room = self._has_slots()
@@ -335,11 +335,12 @@ class Lane:
             self._unseen = False
             self._row_ended = self._row_ended or any(req.finished_reason is not None for req in table.reqs)
         at_limit = self.launched >= table.first_limit
-        if (self._row_ended or at_limit) and self._rest_can_ride(table, at_limit):
+        if self._row_ended or at_limit:
+            self._staying = self._rest_of(table, at_limit)
+        if self._staying is not None:
             # They stay visible to upstream until their last result is processed. What is reserved for those
             # that ended is nobody's: it goes back at once.
             self._give_back(table)
-            self._rows_go = True
         elif self._row_ended:
             self.close(Departure.FINISH)
         elif self._broken:
@@ -347,30 +348,27 @@ class Lane:
         elif at_limit:
             self.close(Departure.LENGTH_LIMIT)
 
-    def _rest_can_ride(self, table: RowTable, at_limit: bool) -> bool:
-        if self._broken or not self.keeps_rest:
-            return False
+    def _rest_of(self, table: RowTable, at_limit: bool) -> list[int] | None:
+        """The rows that have a further step; None if they cannot ride on alone, or there are none."""
+        if self._broken or not self.keeps_rest or not self.port.rest_rides():
+            return None
         if at_limit and not self.port.skips_finishing:
             # Selection makes one more step of such a row, and so do ranks whose lane is closed.
-            return False
-        return bool(self._stays(table)) and self.port.rest_rides()
-
-    def _stays(self, table: RowTable) -> list[int]:
-        """The rows that have a further step."""
+            return None
         launched = self.launched
-        return [
+        stays = [
             row
             for row, (req, limit) in enumerate(zip(table.reqs, table.limits, strict=True))
             if req.finished_reason is None and limit > launched
         ]
+        return stays or None
 
-    def _let_rows_go(self) -> bool:
+    def _let_rows_go(self, stays: list[int]) -> bool:
         """Go on with the rows that have a further step; False if that closed the lane."""
         table, port, executor = self.table, self.port, self.executor
         assert table is not None
-        ended, self._rows_go, self._row_ended = self._row_ended, False, False
+        ended, self._staying, self._row_ended = self._row_ended, None, False
         try:
-            stays = self._stays(table)
             # Without room upstream must see them all: it waits for the slots of those that end, and retracts
             # none of the rest.
             rides = executor.keeping(stays) and port.has_room(self.batch, stays, self.launched - 1)

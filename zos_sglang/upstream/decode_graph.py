@@ -133,28 +133,29 @@ class DecodeGraphs:
             runner.backend.replay_session(),
         ):
             runner.load_batch(forward)
-        rows, bucket = runner.raw_bs, runner.bs
-        output = runner.backend._outputs[runner._replay_graph_key]
-        self._follow_buffers(forward, rows)
+        return self._loaded(forward, runner.raw_bs, runner.bs, runner._replay_graph_key)
+
+    def _loaded(self, forward: Any, rows: int, bucket: int, key: Any) -> Loaded:
+        """`forward`, whose rows are the first ones of the buffers, on the graph of this key."""
+        backend = self._runner.backend
+        output = backend._outputs[key]
+        # What upstream reads from the batch during later steps (seeded samplers, the canary) moves on with
+        # the buffers.
+        live = self.buffers.first(rows)
+        forward.input_ids = live.input_ids
+        forward.positions = live.positions
+        forward.seq_lens = live.seq_lens
+        forward.out_cache_loc = live.out_cache_loc
         mask = self._masking(forward.sampling_info, output, rows)
         return Loaded(
             rows,
             bucket,
             forward,
             self._plain_sampler and _plain_greedy(forward.sampling_info, masked=mask is not None),
-            self._replay(forward, runner.backend._graphs[runner._replay_graph_key].replay),
+            self._replay(forward, backend._graphs[key].replay),
             self._sampling(forward, output, rows),
             mask,
         )
-
-    def _follow_buffers(self, forward: Any, rows: int) -> None:
-        """What upstream reads from the batch during later steps (seeded samplers, the canary) moves on with
-        the buffers."""
-        live = self.buffers.first(rows)
-        forward.input_ids = live.input_ids
-        forward.positions = live.positions
-        forward.seq_lens = live.seq_lens
-        forward.out_cache_loc = live.out_cache_loc
 
     def keeps(self, loaded: Loaded, rows: int) -> bool:
         """Whether `keep` can go on with so many rows and has everything of `loaded` that depends on them.
@@ -194,16 +195,7 @@ class DecodeGraphs:
         forward.seq_lens_cpu, forward.orig_seq_lens = batch.seq_lens_cpu, batch.orig_seq_lens
         forward.sampling_info = batch.sampling_info.copy_for_forward()
         forward.sampling_info.grammars = None
-        self._follow_buffers(forward, rows)
-        backend, key = self._runner.backend, self._runner._make_graph_key(bucket)
-        return loaded._replace(
-            rows=rows,
-            bucket=bucket,
-            forward=forward,
-            greedy=self._plain_sampler and _plain_greedy(forward.sampling_info, masked=False),
-            model=self._replay(forward, backend._graphs[key].replay),
-            sample=self._sampling(forward, backend._outputs[key], rows),
-        )
+        return self._loaded(forward, rows, bucket, self._runner._make_graph_key(bucket))
 
     def reload_metadata(self, bucket: int) -> None:
         """Read the request table again for the lengths that the buffers hold; their slots may have moved."""

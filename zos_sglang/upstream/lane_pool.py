@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from sglang.srt.mem_cache.common import evict_from_tree_cache
+from sglang.srt.utils.common import is_pin_memory_available
 
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.kernels import prepare_write_slots, write_slots
@@ -66,6 +68,11 @@ class SglangKvPool:
         write_slots(self.table, self._rows, self._lengths, taken, steps, page_size=self.page_size)
 
     def pick(self, taken: torch.Tensor, indices: list[int]) -> torch.Tensor:
+        return taken[self.on_device(indices)]
+
+    def on_device(self, numbers: Sequence[int]) -> torch.Tensor:
+        """Small numbers, int64, on the device; one copy, which the host does not wait for."""
+        device = self.table.device
         self.account.h2d_copies += 1
-        chosen = torch.tensor(indices, dtype=torch.int64, pin_memory=taken.is_cuda)
-        return taken[chosen.to(taken.device, non_blocking=True)]
+        pinned = torch.tensor(numbers, dtype=torch.int64, pin_memory=is_pin_memory_available(device))
+        return pinned.to(device, non_blocking=True)

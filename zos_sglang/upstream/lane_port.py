@@ -16,7 +16,6 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.observability.req_time_stats import set_schedule_time_batch
 from sglang.srt.observability.scheduler_stage_metrics import SCHEDULER_STAGE_RUN_BATCH, scheduler_stage_method
 from sglang.srt.runtime_context import get_parallel
-from sglang.srt.utils.common import is_pin_memory_available
 
 from zos_sglang.overlap.isolation import PinRing
 from zos_sglang.overlap.streams import Streams
@@ -147,10 +146,7 @@ class SglangLanePort:
         return bool(self.scheduler.enable_skip_finishing_decode)
 
     def on_device(self, rows: Sequence[int]) -> torch.Tensor:
-        device = self.pool.table.device
-        pinned = torch.tensor(rows, dtype=torch.int64, pin_memory=is_pin_memory_available(device))
-        self.account.h2d_copies += 1
-        return pinned.to(device, non_blocking=True)
+        return self.pool.on_device(rows)
 
     def has_room(self, batch: Any, rows: Sequence[int], done: int) -> bool:
         return has_room(self.pool, batch.seq_lens_cpu.numpy()[rows] + done)

@@ -24,7 +24,10 @@ def counters(**lane: Any) -> dict[str, Any]:
         "mode": "resident",
         "own_launch": True,
         "reasons": {"overlapped": 40},
-        "paths": {"fallbacks": 0, "barrier-fine": 30, "barrier-coarse": 0, "barrier-off": 0},
+        "paths": {
+            **{"fallbacks": 0, "prefill": 3, "decode": 27 + lane.get("steps", 0)},
+            **{"barrier-fine": 30, "barrier-coarse": 0, "barrier-off": 0},
+        },
         "streams": {},
         "lane": {"refused": {}, "steps": 0, "faults": 0, **lane},
     }
@@ -91,10 +94,17 @@ def test_the_lane_has_to_ride_or_to_say_why_not(lane: dict[str, Any], holds: boo
     assert wrong == ([] if holds else ["the lane rides or says why not"])
 
 
-def test_two_kinds_of_barrier_in_one_server_are_named() -> None:
+@pytest.mark.parametrize(
+    ("fine", "coarse", "off", "holds"),
+    [(30, 0, 0, True), (27, 3, 0, True), (0, 30, 0, True), (28, 2, 0, False), (27, 2, 1, False)],
+)
+def test_prefills_have_one_kind_of_barrier_and_decode_steps_one(
+    fine: int, coarse: int, off: int, holds: bool
+) -> None:
     found = {"plain": speculation(0)["plain"], "zos": counters(refused={"kv-pool": 1})}
-    found["zos"]["paths"]["barrier-coarse"] = 2
-    assert failed(gpu_modes.judge_latent(found)) == ["one kind of barrier"]
+    found["zos"]["paths"] |= {"barrier-fine": fine, "barrier-coarse": coarse, "barrier-off": off}
+    wrong = failed(gpu_modes.judge_latent(found))
+    assert wrong == ([] if holds else ["prefills take one kind of barrier, decode steps one"])
 
 
 # ---------------------------------------------------------------- servers and checkpoints

@@ -123,6 +123,36 @@ def test_what_a_sampler_reads_is_only_of_the_rows_that_ride_on(runner: Any) -> N
     assert read == [([4, 5, 6, 7], 4, 4), ([6, 8], 2, 2)]
 
 
+@pytest.mark.parametrize("greedy", [True, False])
+def test_the_token_oracle_follows_the_rows_that_ride_on(monkeypatch: Any, greedy: bool) -> None:
+    monkeypatch.setenv("SGLANG_KV_CANARY_ENABLE_TOKEN_ORACLE", "1")
+    runner = model_runner()
+    read: list[tuple[list[int], list[int]]] = []
+    sample = runner.sample
+
+    def watch(output: Any, forward: Any) -> Any:
+        info = forward.sampling_info
+        assert forward.rids_int is info.rids_int
+        read.append((info.rids_int.tolist(), info.bootstrap_room_ids_int.tolist()))
+        return sample(output, forward)
+
+    runner.sample = watch
+    decode = DecodeGraphs(runner)
+    batch = batch_of(runner, 4, greedy=greedy)
+    loaded = decode.load(batch)
+    loaded.sample()
+    loaded = decode.keep(loaded, batch.left([1, 2, 3]), torch.tensor([1, 2, 3]))
+    loaded.sample()
+    loaded = decode.keep(loaded, batch.left([1, 3]), torch.tensor([0, 2]))
+    loaded.sample()
+    owners = read[0][0]
+    assert len(set(owners)) == 4
+    assert read[1:] == [(owners[1:], [-1] * 3), ([owners[1], owners[3]], [-1] * 2)]
+    static = runner.decode_cuda_graph_runner.buffers
+    assert static.rids_int.tolist() == [owners[1], owners[3], 0, 0]
+    assert static.bootstrap_room_ids_int.tolist() == [-1] * 4
+
+
 @pytest.mark.parametrize("what", ["a mask", "token ids for the canary", "a count of rows on the device"])
 def test_a_batch_whose_rows_are_known_elsewhere_too_is_not_moved(
     runner: Any, what: str, monkeypatch: Any

@@ -134,7 +134,8 @@ class Batch:
     def __init__(self, table: torch.Tensor, count: int, *, greedy: bool) -> None:
         self.table = table
         self.reqs = [
-            SimpleNamespace(lora_id=None, rid=str(i), grammar=None, token_type_ids=None) for i in range(count)
+            SimpleNamespace(lora_id=None, rid=str(i), grammar=None, token_type_ids=None, bootstrap_room=None)
+            for i in range(count)
         ]
         self.forward_mode, self.return_hidden_states_mode = ForwardMode.DECODE, CaptureHiddenMode.NULL
         self.spec_algorithm = SpeculativeAlgorithm.NONE

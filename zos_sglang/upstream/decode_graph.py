@@ -30,6 +30,9 @@ from zos_sglang.upstream.decode_metadata import Metadata, UpstreamMetadata, own_
 from zos_sglang.upstream.lane_grammar import GrammarMasks
 from zos_sglang.upstream.lane_model import build_forward_batch
 
+#: Whose rows these are, for the token oracle of upstream's KV canary, and what upstream pads them with.
+_ORACLE_ROWS = (("rids_int", 0), ("bootstrap_room_ids_int", -1))
+
 
 class Loaded(NamedTuple):
     """One batch in upstream's buffers, ready for its next step."""
@@ -195,6 +198,14 @@ class DecodeGraphs:
         forward.seq_lens_cpu, forward.orig_seq_lens = batch.seq_lens_cpu, batch.orig_seq_lens
         forward.sampling_info = batch.sampling_info.copy_for_forward()
         forward.sampling_info.grammars = None
+        for name, padding in _ORACLE_ROWS:
+            if (owners := getattr(loaded.forward, name)) is not None:
+                staying = owners[kept]
+                setattr(forward, name, staying)
+                setattr(forward.sampling_info, name, staying)
+                static = getattr(self._runner.buffers, name)
+                static[:rows] = staying
+                static[rows : loaded.rows].fill_(padding)
         return self._loaded(forward, rows, bucket, self._runner._make_graph_key(bucket))
 
     def reload_metadata(self, bucket: int) -> None:

@@ -198,14 +198,14 @@ class DecodeGraphs:
         forward.seq_lens_cpu, forward.orig_seq_lens = batch.seq_lens_cpu, batch.orig_seq_lens
         forward.sampling_info = batch.sampling_info.copy_for_forward()
         forward.sampling_info.grammars = None
-        for name, padding in _ORACLE_ROWS:
+        for name, filler in _ORACLE_ROWS:
             if (owners := getattr(loaded.forward, name)) is not None:
                 staying = owners[kept]
                 setattr(forward, name, staying)
                 setattr(forward.sampling_info, name, staying)
                 static = getattr(self._runner.buffers, name)
                 static[:rows] = staying
-                static[rows : loaded.rows].fill_(padding)
+                static[rows : loaded.rows].fill_(filler)
         return self._loaded(forward, rows, bucket, self._runner._make_graph_key(bucket))
 
     def reload_metadata(self, bucket: int) -> None:

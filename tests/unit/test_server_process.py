@@ -135,6 +135,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
 
+    def do_POST(self):
+        print("asked for", self.path, flush=True)
+        self.do_GET()
+
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
@@ -166,6 +170,11 @@ def answering(tmp_path: Path) -> Iterator[Answering]:
 def test_start_launches_a_server_that_was_not(answering: Answering) -> None:
     answering.start()
     assert answering.launches == 1
+
+
+def test_a_server_that_is_ready_freezes_what_its_imports_left(answering: Answering) -> None:
+    answering.start()
+    assert answering.log_text().count("asked for /freeze_gc") == 1
 
 
 def test_start_waits_for_a_launched_server_and_launches_no_other(answering: Answering) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.unit.made_records import MS, records
-from zos_sglang.observe.names import AFTER_IDLE
+from zos_sglang.observe.names import AFTER_IDLE, LANE_OPENING
 from zos_sglang.testing.bench.arrivals_steps import HttpProcess, steps_of
 
 
@@ -46,6 +46,36 @@ def test_an_idle_server_is_no_time_between_tokens() -> None:
     made["flags"][2] = AFTER_IDLE
     found = steps_of(made)
     assert found is not None and found["itl_ms"]["p99"] == 1
+
+
+def test_steps_are_told_apart_by_what_the_thread_had_to_do() -> None:
+    made = records(6, forward=["extend", "decode", "decode", "decode", "extend", "decode"], cpu=0, gpu=-1)
+    made["cpu"] = 1000 * np.array([900, 300, 200, 100, 1100, 500])
+    made["flags"][[1, 2]] = LANE_OPENING
+    made["t_launch"], made["t_launched"] = MS, MS + 1000 * np.array([700, 80, 60, 40, 900, 80])
+    made["gpu"][[0, 3]] = 5_000_000, 2_000_000
+    found = steps_of(made)
+    assert found is not None
+    kinds = found["kinds"]
+    assert {name: kind["steps"] for name, kind in kinds.items()} == {
+        "prefill": 2,
+        "behind": 2,
+        "opening": 1,
+        "decode": 1,
+    }
+    assert [kind["cpu"] for kind in kinds.values()] == [1000, 400, 200, 100]
+    assert [kind["launch"] for kind in kinds.values()] == [800, 80, 60, 40]
+    assert [kind["gpu"] for kind in kinds.values()] == [5000, None, None, 2000]
+
+
+def test_times_that_nobody_took_are_in_no_median() -> None:
+    made = records(3)
+    made["t_launch"], made["t_launched"] = [0, MS, MS], [MS, 0, MS + 50_000]
+    found = steps_of(made)
+    assert found is not None and found["kinds"]["decode"]["launch"] == 50
+    assert found["kinds"]["prefill"] == {"steps": 0} | dict.fromkeys(
+        ("cpu", "prepare", "launch", "output", "gpu")
+    )
 
 
 @pytest.mark.parametrize("made", [None, records(0), records(1)])

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from zos_sglang.observe.columns import from_columns
-from zos_sglang.observe.names import AFTER_IDLE, PAUSED, Forward, code
+from zos_sglang.observe.names import AFTER_IDLE, LANE_OPENING, PAUSED, Forward, code
 from zos_sglang.observe.record import KEPT
 from zos_sglang.testing.bench.arrivals import PERCENTILES
 from zos_sglang.testing.bench.client import BenchClient
@@ -46,6 +46,7 @@ def steps_of(records: np.ndarray | None) -> dict[str, Any] | None:
     `rows` are requests of a mean decode step, `prompts` those of a mean prefill. `itl_ms`: as the client's,
     but from output to output of the scheduler, for each row of a decode step; what lies between two decode
     steps counts. `cpu_us`: of the scheduler's thread, all that it did outside forwards, per decode step.
+    `kinds`: see `_kinds`.
     """
     if records is None:
         return None
@@ -63,6 +64,39 @@ def steps_of(records: np.ndarray | None) -> dict[str, Any] | None:
         "prompts": round(float(prefill["rows"].mean()), 2) if len(prefill) else None,
         "itl_ms": _between_outputs(decode, stretch),
         "cpu_us": round(float(cpu.sum()) / 1e3 / len(decode), 1),
+        "kinds": _kinds(records),
+    }
+
+
+def _kinds(records: np.ndarray) -> dict[str, dict[str, Any]]:
+    """Steps by what they are, how many, and medians in microseconds (None: nobody knows).
+
+    Kinds: prefills; the decode step behind one, which opens the lane where there is one; other openings; the
+    rest. `cpu`: of the thread, the forward included; `prepare`: from intake to launch; `launch`: until it is
+    queued; `output`: from intake until its tokens are handed on; `gpu`: of the forward, where it was timed.
+    """
+    prefill = records["forward"] == code("forward", Forward.EXTEND)
+    decode = records["forward"] == code("forward", Forward.DECODE)
+    behind = decode & np.concatenate([[False], prefill[:-1]])
+    opening = decode & ((records["flags"] & LANE_OPENING) != 0) & ~behind
+    kinds = {"prefill": prefill, "behind": behind, "opening": opening, "decode": decode & ~behind & ~opening}
+    return {name: _medians(records[those]) for name, those in kinds.items()}
+
+
+def _medians(steps: np.ndarray) -> dict[str, Any]:
+    def median(nanoseconds: np.ndarray, known: np.ndarray) -> float | None:
+        return round(float(np.median(nanoseconds[known])) / 1e3, 1) if known.any() else None
+
+    def between(begin: str, end: str) -> float | None:
+        return median(steps[end] - steps[begin], (steps[begin] > 0) & (steps[end] > 0))
+
+    return {
+        "steps": len(steps),
+        "cpu": median(steps["cpu"], steps["cpu"] >= 0),
+        "prepare": between("t_intake", "t_launch"),
+        "launch": between("t_launch", "t_launched"),
+        "output": between("t_intake", "t_output"),
+        "gpu": median(steps["gpu"], steps["gpu"] > 0),
     }
 
 

@@ -206,7 +206,7 @@ def draw_prefill(data: Mapping[str, Any]) -> Any:
             axis.set_yticks([0.1, 0.2, 0.5, 1, 2, 5, 10], ["0.1", "0.2", "0.5", "1", "2", "5", "10"])
             axis.minorticks_off()
     axes[0].set_ylabel("over never")
-    axes[0].legend(fontsize=7, loc="lower left")
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=7, loc="outside right center")
     figure.suptitle("Prefill after prefill, one H200, Qwen3-0.6B shape, FA3, prefill graphs", fontsize=10)
     return figure
 

@@ -105,7 +105,8 @@ class Settings(BaseModel):
         "auto",
         description="What the lane does when some of its rows end and nobody waits. in-place: the rest is "
         "moved together and rides on. reopen: the lane closes and opens again on the rest. auto: in-place "
-        "without CUDA graphs; with them reopen, as long as in-place is not measured on a GPU. Mode resident.",
+        "without CUDA graphs; with them reopen, until a soak with in-place has passed on a GPU. "
+        "Mode resident.",
     )
     lane_metadata: LaneMetadata = Field(
         "own",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.fake_bench import report_of
-from zos_sglang.testing.bench import cli, gpu, gpu_cli, record
+from zos_sglang.testing.bench import canary, cli, gpu, gpu_cli, record
 from zos_sglang.testing.bench.canary import oracle_token
 from zos_sglang.testing.bench.checkpoint import Shape, make_wide, vocabulary
 from zos_sglang.testing.bench.client import BenchError, Wave, prompts
@@ -26,6 +26,7 @@ from zos_sglang.testing.bench.stats import (
     steady,
     thinned,
 )
+from zos_sglang.testing.server import ServerProcess
 
 # ------------------------------------------------------------------ statistics
 
@@ -371,3 +372,25 @@ def test_without_a_device_the_check_says_so(
     monkeypatch.setattr(gpu_cli, "cuda_available", lambda: False)
     assert gpu_cli.main(["--out", str(tmp_path)]) == 2
     assert "--rehearse" in capsys.readouterr().err
+
+
+def test_the_servers_of_the_gpu_checks_get_what_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Seen(Exception): ...
+
+    def stop(servers: list[ServerProcess], *_: Any) -> None:
+        raise Seen([server._env for server in servers])
+
+    monkeypatch.setattr(gpu_cli, "_started", stop)
+    parts = ["--part", "canary", "--part", "canary-lane"]
+    with pytest.raises(Seen) as seen:
+        gpu_cli.main(["--rehearse", "--out", str(tmp_path), *parts, "--env", "ZOS_WAIT=spin"])
+    envs = seen.value.args[0]
+    assert [env["ZOS_WAIT"] for env in envs] == ["spin", "spin"]
+    assert all(set(canary.ENV) <= set(env) for env in envs)
+
+
+def test_an_env_without_a_value_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_cli.main(["--rehearse", "--out", str(tmp_path), "--env", "ZOS_WAIT"]) == 2
+    assert "write NAME=VALUE" in capsys.readouterr().err

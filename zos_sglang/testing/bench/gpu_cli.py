@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from zos_sglang.testing.bench import canary
 from zos_sglang.testing.bench.check import Check
 from zos_sglang.testing.bench.checkpoint import Shape
 from zos_sglang.testing.bench.client import BenchError
+from zos_sglang.testing.bench.flags import pair
 from zos_sglang.testing.bench.gpu import PARTS, Part, Scale
 from zos_sglang.testing.bench.record import print_table, provenance, write_json
 from zos_sglang.testing.bench.stats import TooFewSteps
@@ -67,6 +68,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--repeats", type=int, default=Scale.repeats, help=f"({Scale.repeats})")
     found.add_argument("--canary-tokens", type=int, default=canary.Load.tokens)
     found.add_argument(
+        "--env", action="append", default=[], metavar="K=V", help="for the servers; repeatable"
+    )
+    found.add_argument(
         "--one-by-one",
         action="store_true",
         help="start each server when its turn comes, not all but the first at once",
@@ -82,6 +86,11 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run the parts; returns the exit code."""
     args = parser().parse_args(argv)
+    try:
+        env = dict(pair(text) for text in args.env)
+    except ValueError as error:
+        print(f"gpu_check: error: {error}", file=sys.stderr)
+        return 2
     if not args.rehearse and not cuda_available():
         print(
             "gpu_check: error: no CUDA device here; --rehearse tries the script on the CPU", file=sys.stderr
@@ -103,7 +112,11 @@ def main(argv: list[str] | None = None) -> int:
         models = args.models or Path(scratch)
         report = Report(args.out, provenance("gpu_check"))
         with ExitStack() as stack:
-            servers = [p.config(models, scale).server(args.out / f"{p.name}.log", 420) for p in parts]
+            configs = [part.config(models, scale) for part in parts]
+            servers = [
+                replace(config, env={**config.env, **env}).server(args.out / f"{part.name}.log", 420)
+                for part, config in zip(parts, configs, strict=True)
+            ]
             for part, started in zip(parts, _started(servers, together, stack), strict=True):
                 report.add(part, *_run(part, started, models, scale))
     return report.finish()

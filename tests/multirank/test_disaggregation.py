@@ -1,6 +1,8 @@
 """A prefill server, a decode server, a balancer: our loops against SGLang's own and one colocated server."""
 
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +12,10 @@ import httpx
 import pytest
 
 from tests.server.conftest import STRICT, tiny_model
-from zos_sglang.testing.disaggregation import Disaggregated
+from zos_sglang.testing import disagg_events
+from zos_sglang.testing.disagg_events import LEAVING, LOADING
+from zos_sglang.testing.disaggregation import Disaggregated, transfer_env
+from zos_sglang.testing.distribution import distribution
 from zos_sglang.testing.server import ServerProcess
 from zos_sglang.testing.transfer.mooncake.engine import DELAY_VARIABLE
 
@@ -38,8 +43,8 @@ class User:
         sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **params}
         return self.http.post("/generate", json={"text": text, "sampling_params": sampling, "rid": rid})
 
-    def text(self, text: str, tokens: int = 16, **params: Any) -> str:
-        answer = self.ask(text, tokens, **params)
+    def text(self, text: str, tokens: int = 16, rid: str | None = None, **params: Any) -> str:
+        answer = self.ask(text, tokens, rid, **params)
         assert answer.status_code == 200, answer.text
         found: str = answer.json()["text"]
         return found
@@ -66,7 +71,9 @@ class User:
 @pytest.fixture(scope="module")
 def pair(tiny_model, tmp_path_factory) -> Iterator[Disaggregated]:
     folder = tmp_path_factory.mktemp("disaggregated")
-    pd = Disaggregated(tiny_model, ("overlap", "resident"), folder=folder, args=ARGS, env={**STRICT, **SLOW})
+    plugin = distribution(folder, "disagg-events", "1.0", disagg_events.ENTRY)["PYTHONPATH"]
+    env = {**STRICT, **SLOW, "PYTHONPATH": os.pathsep.join([plugin, transfer_env()["PYTHONPATH"]])}
+    pd = Disaggregated(tiny_model, ("overlap", "resident"), folder=folder, args=ARGS, env=env)
     with pd:
         yield pd
 
@@ -158,6 +165,38 @@ def test_a_cached_prefix_is_sent_before_its_suffix_is_computed(pair, user):
     assert paths(pair, "prefill")["kv-sent-early"] > before
 
 
+def test_what_the_host_cache_may_still_write_is_sent_with_its_result_up_to_the_end_remembered(pair, user):
+    """No launch sends a chunk early then: each is sent when its result is processed, once, and not beyond."""
+    switch(pair, "overlap", "resident")
+    prompt = "held back " + "chunked " * 60
+    wanted = user.text(prompt, 8)
+    assert settled(pair)
+    before = paths(pair, "prefill")
+    assert user.text(prompt, 8, LOADING + "1") == wanted
+    after = paths(pair, "prefill")
+    gained = {name: after[name] - before[name] for name in after}
+    assert gained["middle-chunk"] > 2
+    assert gained["early-send-held"] == gained["kv-sent-middle"] == gained["middle-chunk"]
+    assert gained["kv-sent-early"] == 0 and gained["kv-sent-last"] == 1
+
+
+def test_rows_that_end_leave_the_lane_of_the_decode_role_while_the_rest_rides_on(pair, user):
+    def answers() -> list[str]:
+        jobs = [lambda: user.text("one long answer", 300)]
+        jobs += [lambda i=i: user.text(f"ends {i}", 60, regex=f"[a-z]{{{8 + 4 * i}}}\\.") for i in range(4)]
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            return list(pool.map(lambda job: job(), jobs))
+
+    switch(pair, "overlap", "stock")
+    wanted = answers()
+    switch(pair, "overlap", "resident")
+    before = pair.zos("decode")["lane"]
+    assert answers() == wanted
+    after = pair.zos("decode")["lane"]
+    assert after["rows_left"] > before["rows_left"] and after["faults"] == 0
+    assert settled(pair)
+
+
 def test_the_lane_stays_open_while_kv_is_on_its_way_and_closes_when_it_has_arrived(pair, user):
     switch(pair, "overlap", "resident")
     before = pair.zos("decode")["lane"]
@@ -238,3 +277,24 @@ def test_a_prompt_that_no_decode_server_waits_for_is_abandoned(pair, user):
     assert settled(pair)
     assert paths(pair, "prefill")["bootstrap-abandoned"] > before
     assert user.text("and after it", 4)
+
+
+def test_both_roles_drain_on_exit_and_kv_on_its_way_still_arrives(pair, user):
+    """The last test: first the prefill server ends, with a launch in flight, then the decode server."""
+    switch(pair, "overlap", "resident")
+    short, long = "the last one", "goes on to its end"
+    wanted = user.text(short, 12), user.text(long, 400)
+    before = pair.zos("decode")["lane"]["steps"]
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(user.stream, long, 400)
+        deadline = time.monotonic() + 60
+        while pair.zos("decode")["lane"]["steps"] < before + 5:
+            assert time.monotonic() < deadline, "the lane never opened"
+            time.sleep(0.02)
+        assert user.text(short, 12, LEAVING + "1") == wanted[0]
+        assert "zos-sglang: exit: 1 results drained" in pair.prefill.log_text()
+        os.kill(pair.decode.pid, signal.SIGTERM)
+        assert answer.result()[-1] == wanted[1]
+    assert pair.decode._process.wait(timeout=60) == 0
+    log = pair.decode.log_text()
+    assert "zos-sglang: exit:" in log and "Scheduler hit an exception" not in log

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.multirank.load import REQUESTS, SEED, play
-from zos_sglang.testing.rank_jitter import JITTER, MILLISECONDS
+from zos_sglang.testing.rank_jitter import COLLECTED, HELD_UP, JITTER, MILLISECONDS, PLACES, TOLD
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -44,6 +44,15 @@ def test_jittery_ranks_decide_alike_and_answer_as_stock_does(jittery, stock, mod
     block, after = agreed(jittery, before["ranks"]["agreed"] + 100), jittery.zos()
     assert block["sound"] and block["differences"] == 0 and block["blocks"] > before["ranks"]["blocks"] + 20
     assert jittery.server.log_text().count("Retract requests") > retracted
-    rode = after["lane"]["steps"] - before["lane"]["steps"]
-    assert rode > 30 if mode == "resident" else rode == 0
+    rode, left = (after["lane"][name] - before["lane"][name] for name in ("steps", "rows_left"))
+    assert rode > 30 and left > 0 if mode == "resident" else rode == left == 0
     assert after["lane"]["faults"] == after["paths"]["fallbacks"] == 0
+
+
+def test_both_ranks_were_held_up_at_every_place_and_collected_their_garbage(jittery, stock):
+    """Behind the tests above, whose delays these are."""
+    log = jittery.server.log_text()
+    for rank in ("TP0]", "TP1]"):
+        told = {line.partition(rank)[2].strip() for line in log.splitlines() if rank in line}
+        assert {TOLD.format(what=HELD_UP, place=place) for place in PLACES} <= told
+        assert any(line.startswith(f"rank_jitter: {COLLECTED}") for line in told)

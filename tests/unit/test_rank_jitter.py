@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from zos_sglang.testing.rank_jitter import FAULT, JITTER, MILLISECONDS, Jitter, Plan, failing, otherwise
+from zos_sglang.testing.rank_jitter import (
+    COLLECTED,
+    FAULT,
+    HELD_UP,
+    JITTER,
+    MILLISECONDS,
+    TOLD,
+    Jitter,
+    Plan,
+    failing,
+    otherwise,
+)
 
 BOTH = {JITTER: "0:3,1:7", MILLISECONDS: "4"}
 
@@ -14,8 +25,9 @@ def passing(environ: dict[str, str], rank: int, places: int = 500) -> tuple[list
     slept: list[float] = []
     collected: list[int] = []
     jitter = Jitter(Plan.of(environ), lambda: rank, slept.append, lambda: collected.append(1))
+    pass_by = jitter.place("somewhere")
     for _ in range(places):
-        jitter.pass_by("any", argument=1)
+        pass_by("any", argument=1)
     return slept, len(collected)
 
 
@@ -24,6 +36,18 @@ def test_a_rank_is_held_up_at_times_of_its_own_that_repeat():
     assert 10 < len(slept) < 100 and collected > 0
     assert all(0 <= seconds <= 0.004 for seconds in slept)
     assert passing(BOTH, 1) == (slept, collected) != passing(BOTH, 0)
+
+
+def test_what_befell_a_rank_is_told_once_for_each_place(caplog):
+    jitter = Jitter(Plan.of(BOTH), lambda: 1, lambda _: None, lambda: None)
+    places = ("intake", "forward")
+    for pass_by in [jitter.place(place) for place in places] * 500:
+        pass_by()
+    said = [record.getMessage() for record in caplog.records]
+    wanted = [
+        TOLD.format(what=what, place=at) for what in (HELD_UP, COLLECTED) for at in ("intake", "forward")
+    ]
+    assert sorted(said) == sorted(wanted)
 
 
 def test_a_rank_without_a_seed_is_left_alone():

@@ -3,7 +3,8 @@
 A plugin for tests. `RANK_JITTER` lists ranks with a seed each ("1:7,0:3"); such a rank is held up at random
 in its intake, before its forwards and in its result processing, by up to `RANK_JITTER_MS` milliseconds, and
 collects its garbage now and then. What is right must not change by it: ranks wait for each other in
-collectives only.
+collectives only. The log says once for each place what befell the rank there (`TOLD`): a hook that SGLang
+cannot apply is only logged, and a test without delays would pass.
 
 `RANK_FAULT` ("RANK:KIND:AT") makes one rank decide otherwise once, to see that it is found out:
 
@@ -17,6 +18,7 @@ collectives only.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import sys
@@ -28,11 +30,18 @@ from typing import Any
 ENTRY = "[sglang.srt.plugins]\nrank_jitter = zos_sglang.testing.rank_jitter:register\n"
 JITTER, MILLISECONDS, FAULT = "RANK_JITTER", "RANK_JITTER_MS", "RANK_FAULT"
 KINDS = ("decision", "selection", "lane")
+#: Where a rank is held up.
+PLACES = ("intake", "forward", "processing", "processing in the lane")
+HELD_UP, COLLECTED = "held up", "garbage collected"
+#: What the log says of each place and of what happened there.
+TOLD = "rank_jitter: {what} in {place}"
+
+logger = logging.getLogger(__name__)
 
 _RECEIVE = "sglang.srt.managers.scheduler_components.request_receiver.SchedulerRequestReceiver.recv_requests"
 _FORWARD = "sglang.srt.model_executor.model_runner.ModelRunner.forward"
 _PROCESS = "sglang.srt.managers.scheduler.Scheduler.process_batch_result"
-#: Of the places passed, how many hold the rank up, and how many collect garbage.
+#: How many passages hold the rank up, and how many collect garbage.
 _HELD_UP, _COLLECTED = 0.08, 0.01
 
 
@@ -82,9 +91,13 @@ class Jitter:
         self.collect = collect
         self._random: random.Random | None = None
         self._asked = False
+        self._told: set[tuple[str, str]] = set()
 
-    def pass_by(self, *_: Any, **__: Any) -> None:
-        """One of the places; takes any arguments and leaves them alone."""
+    def place(self, name: str) -> Callable[..., None]:
+        """To be called where the rank passes by; takes any arguments and leaves them alone."""
+        return lambda *_, **__: self._pass_by(name)
+
+    def _pass_by(self, place: str) -> None:
         if not self._asked:
             self._asked = True
             seed = self.plan.seeds.get(self.rank_of())
@@ -94,9 +107,16 @@ class Jitter:
             return
         luck = chance.random()
         if luck < _HELD_UP:
+            self._tell(HELD_UP, place)
             self.sleep(chance.random() * self.plan.milliseconds / 1000)
         elif luck < _HELD_UP + _COLLECTED:
+            self._tell(COLLECTED, place)
             self.collect()
+
+    def _tell(self, what: str, place: str) -> None:
+        if (what, place) not in self._told:
+            self._told.add((what, place))
+            logger.warning(TOLD.format(what=what, place=place))
 
 
 def otherwise(
@@ -166,12 +186,12 @@ def _hold_up(plan: Plan) -> None:
     from zos_sglang.upstream.lane_results import LaneResults
 
     jitter = Jitter(plan, this_rank)
-    for target in (_RECEIVE, _FORWARD, _PROCESS):
-        HookRegistry.register(target, jitter.pass_by, HookType.BEFORE)
-    process = LaneResults.process
+    for target, place in zip((_RECEIVE, _FORWARD, _PROCESS), PLACES, strict=False):
+        HookRegistry.register(target, jitter.place(place), HookType.BEFORE)
+    process, in_the_lane = LaneResults.process, jitter.place(PLACES[-1])
 
     def held_up(results: Any, batch: Any, result: Any) -> None:
-        jitter.pass_by()
+        in_the_lane()
         process(results, batch, result)
 
     LaneResults.process = held_up  # type: ignore[method-assign]

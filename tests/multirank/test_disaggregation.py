@@ -281,6 +281,7 @@ def test_a_prompt_that_no_decode_server_waits_for_is_abandoned(pair, user):
 
 def test_both_roles_drain_on_exit_and_kv_on_its_way_still_arrives(pair, user):
     """The last test: first the prefill server ends, with a launch in flight, then the decode server."""
+    user.http.timeout = 60  # KV that never arrives is waited for
     switch(pair, "overlap", "resident")
     short, long = "the last one", "goes on to its end"
     wanted = user.text(short, 12), user.text(long, 400)

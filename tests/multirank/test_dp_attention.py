@@ -17,6 +17,7 @@ from zos_sglang.testing.bench.dp_attention import set_rule
 from zos_sglang.testing.distribution import distribution
 from zos_sglang.testing.dp_server import RANKS, DpServer, Hung, watched
 from zos_sglang.testing.models import make_tiny
+from zos_sglang.testing.rank_jitter import HELD_UP, TOLD
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -207,6 +208,8 @@ def test_ten_thousand_steps_with_a_late_rank_do_not_hang_and_both_ranks_decide_a
         assert paths["prefill"] > 100 and paths["middle-chunk"] > 20 and paths["fallbacks"] == 0
         # It has been idle beside a busy rank: such a launch has no rows and counts as neither.
         assert paths["prefill"] + paths["decode"] < sum(first.values()) - 100
+    held_up = {line.partition("] ")[2] for line in ours.log_text().splitlines() if "rank_jitter: " in line}
+    assert held_up == {TOLD.format(what=HELD_UP, place=place) for place in dp_jitter.PLACES}
 
 
 def test_a_hang_is_noticed_and_both_ranks_stacks_are_shown(ours, stacks):

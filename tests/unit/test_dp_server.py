@@ -42,7 +42,7 @@ def test_delays_are_those_of_the_seed(monkeypatch):
         monkeypatch.setattr(dp_jitter.time, "sleep", slept.append)
         jitter = Jitter(seed)
         for _ in range(2000):
-            jitter()
+            jitter("somewhere")
         return slept
 
     assert delays(1) == delays(1) != delays(2)

@@ -1,30 +1,35 @@
 """A plugin for tests of DP attention: one rank is late now and then, and every rank can show its stacks.
 
 `DP_JITTER=RANK:SEED` makes rank RANK (of tensor parallelism) sleep or collect garbage at random before its
-intake, behind its selection and before it processes a result. On signal `STACKS` every rank writes the stacks
-of its threads to the file `stacks_of(folder, pid)`, folder `DP_STACKS`. A request with id `HANG` makes rank
-RANK sleep for good.
+intake, behind its selection and before it processes a result. The log says once for each place that it did:
+a hook that SGLang cannot apply is only logged. On signal `STACKS` every rank writes the stacks of its threads
+to the file `stacks_of(folder, pid)`, folder `DP_STACKS`. A request with id `HANG` makes RANK sleep for good.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import gc
+import logging
 import os
 import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from zos_sglang.testing.rank_jitter import this_rank
+from zos_sglang.testing.rank_jitter import HELD_UP, TOLD, this_rank
 
 #: `entry_points.txt` of a distribution that lets SGLang find the plugin.
 ENTRY = "[sglang.srt.plugins]\ndp_jitter = zos_sglang.testing.dp_jitter:register\n"
 JITTER, FOLDER = "DP_JITTER", "DP_STACKS"
 STACKS = signal.SIGUSR2
 HANG = "hang-this-rank"
+PLACES = ("intake", "selection", "processing")
+
+logger = logging.getLogger(__name__)
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 #: Of the three places of an iteration: how often, and for how long at most (seconds).
@@ -41,10 +46,14 @@ class Jitter:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
+        self._told: set[str] = set()
 
-    def __call__(self) -> None:
+    def __call__(self, place: str) -> None:
         for share, seconds in _DELAYS:
             if self._random.random() < share:
+                if place not in self._told:
+                    self._told.add(place)
+                    logger.warning(TOLD.format(what=HELD_UP, place=place))
                 time.sleep(self._random.uniform(0, seconds))
         if self._random.random() < _GARBAGE:
             gc.collect()
@@ -60,18 +69,22 @@ def register() -> None:
     faulthandler.register(STACKS, file=stacks_of(os.environ[FOLDER], os.getpid()).open("w"), all_threads=True)
     late, seed = (int(word) for word in os.environ[JITTER].split(":"))
     jitter = Jitter(seed)
+    intake, selection, processing = PLACES
 
-    def before(*_: Any, **__: Any) -> None:
-        if this_rank() == late:
-            jitter()
+    def before(place: str) -> Callable[..., None]:
+        def held_up(*_: Any, **__: Any) -> None:
+            if this_rank() == late:
+                jitter(place)
+
+        return held_up
 
     def behind(plan: Any, *_: Any, **__: Any) -> None:
         if this_rank() == late:
-            jitter()
+            jitter(selection)
             batch = plan.batch_to_run
             if batch is not None and any(req.rid == HANG for req in batch.reqs):
                 time.sleep(3600)
 
-    HookRegistry.register(f"{_SCHEDULER}.ingest_requests", before, HookType.BEFORE)
+    HookRegistry.register(f"{_SCHEDULER}.ingest_requests", before(intake), HookType.BEFORE)
     HookRegistry.register(f"{_SCHEDULER}.get_next_batch_to_run", behind, HookType.AFTER)
-    HookRegistry.register(f"{_SCHEDULER}.process_batch_result", before, HookType.BEFORE)
+    HookRegistry.register(f"{_SCHEDULER}.process_batch_result", before(processing), HookType.BEFORE)

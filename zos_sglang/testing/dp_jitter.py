@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import logging
 import os
 import random
 import signal
@@ -20,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from zos_sglang.testing.rank_jitter import HELD_UP, TOLD, this_rank
+from zos_sglang.testing.rank_jitter import HELD_UP, Told, this_rank
 
 #: `entry_points.txt` of a distribution that lets SGLang find the plugin.
 ENTRY = "[sglang.srt.plugins]\ndp_jitter = zos_sglang.testing.dp_jitter:register\n"
@@ -28,8 +27,6 @@ JITTER, FOLDER = "DP_JITTER", "DP_STACKS"
 STACKS = signal.SIGUSR2
 HANG = "hang-this-rank"
 PLACES = ("intake", "selection", "processing")
-
-logger = logging.getLogger(__name__)
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 #: Of the three places of an iteration: how often, and for how long at most (seconds).
@@ -46,14 +43,12 @@ class Jitter:
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._told: set[str] = set()
+        self._tell = Told()
 
     def __call__(self, place: str) -> None:
         for share, seconds in _DELAYS:
             if self._random.random() < share:
-                if place not in self._told:
-                    self._told.add(place)
-                    logger.warning(TOLD.format(what=HELD_UP, place=place))
+                self._tell(HELD_UP, place)
                 time.sleep(self._random.uniform(0, seconds))
         if self._random.random() < _GARBAGE:
             gc.collect()

@@ -70,6 +70,18 @@ class Plan:
         return plan
 
 
+class Told:
+    """Says in the log, once for each place, what befell this rank there."""
+
+    def __init__(self) -> None:
+        self._said: set[tuple[str, str]] = set()
+
+    def __call__(self, what: str, place: str) -> None:
+        if (what, place) not in self._said:
+            self._said.add((what, place))
+            logger.warning(TOLD.format(what=what, place=place))
+
+
 class Jitter:
     """Holds up the rank that it runs in.
 
@@ -91,7 +103,7 @@ class Jitter:
         self.collect = collect
         self._random: random.Random | None = None
         self._asked = False
-        self._told: set[tuple[str, str]] = set()
+        self._tell = Told()
 
     def place(self, name: str) -> Callable[..., None]:
         """To be called where the rank passes by; takes any arguments and leaves them alone."""
@@ -112,11 +124,6 @@ class Jitter:
         elif luck < _HELD_UP + _COLLECTED:
             self._tell(COLLECTED, place)
             self.collect()
-
-    def _tell(self, what: str, place: str) -> None:
-        if (what, place) not in self._told:
-            self._told.add((what, place))
-            logger.warning(TOLD.format(what=what, place=place))
 
 
 def otherwise(
@@ -186,9 +193,10 @@ def _hold_up(plan: Plan) -> None:
     from zos_sglang.upstream.lane_results import LaneResults
 
     jitter = Jitter(plan, this_rank)
-    for target, place in zip((_RECEIVE, _FORWARD, _PROCESS), PLACES, strict=False):
+    *hooked, lane = PLACES
+    for target, place in zip((_RECEIVE, _FORWARD, _PROCESS), hooked, strict=True):
         HookRegistry.register(target, jitter.place(place), HookType.BEFORE)
-    process, in_the_lane = LaneResults.process, jitter.place(PLACES[-1])
+    process, in_the_lane = LaneResults.process, jitter.place(lane)
 
     def held_up(results: Any, batch: Any, result: Any) -> None:
         in_the_lane()

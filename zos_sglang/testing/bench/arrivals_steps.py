@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 
 from zos_sglang.observe.columns import from_columns
+from zos_sglang.observe.model import median_us
 from zos_sglang.observe.names import AFTER_IDLE, LANE_OPENING, PAUSED, Forward, code
 from zos_sglang.observe.record import KEPT
 from zos_sglang.testing.bench.arrivals import PERCENTILES
@@ -51,7 +52,8 @@ def steps_of(records: np.ndarray | None) -> dict[str, Any] | None:
     if records is None:
         return None
     decodes = records["forward"] == code("forward", Forward.DECODE)
-    decode, prefill = records[decodes], records[records["forward"] == code("forward", Forward.EXTEND)]
+    prefills = records["forward"] == code("forward", Forward.EXTEND)
+    decode, prefill = records[decodes], records[prefills]
     if len(decode) < 2:
         return None
     cpu = records["cpu"].clip(0) - records["cpu_forward"].clip(0)
@@ -64,28 +66,32 @@ def steps_of(records: np.ndarray | None) -> dict[str, Any] | None:
         "prompts": round(float(prefill["rows"].mean()), 2) if len(prefill) else None,
         "itl_ms": _between_outputs(decode, stretch),
         "cpu_us": round(float(cpu.sum()) / 1e3 / len(decode), 1),
-        "kinds": _kinds(records),
+        "kinds": _kinds(records, prefills, decodes),
     }
 
 
-def _kinds(records: np.ndarray) -> dict[str, dict[str, Any]]:
+def _kinds(records: np.ndarray, prefills: np.ndarray, decodes: np.ndarray) -> dict[str, dict[str, Any]]:
     """Steps by what they are, how many, and medians in microseconds (None: nobody knows).
 
     Kinds: prefills; the decode step behind one, which opens the lane where there is one; other openings; the
     rest. `cpu`: of the thread, the forward included; `prepare`: from intake to launch; `launch`: until it is
     queued; `output`: from intake until its tokens are handed on; `gpu`: of the forward, where it was timed.
     """
-    prefill = records["forward"] == code("forward", Forward.EXTEND)
-    decode = records["forward"] == code("forward", Forward.DECODE)
-    behind = decode & np.concatenate([[False], prefill[:-1]])
-    opening = decode & ((records["flags"] & LANE_OPENING) != 0) & ~behind
-    kinds = {"prefill": prefill, "behind": behind, "opening": opening, "decode": decode & ~behind & ~opening}
+    behind = decodes & np.concatenate([[False], prefills[:-1]])
+    opening = decodes & ((records["flags"] & LANE_OPENING) != 0) & ~behind
+    kinds = {
+        "prefill": prefills,
+        "behind": behind,
+        "opening": opening,
+        "decode": decodes & ~behind & ~opening,
+    }
     return {name: _medians(records[those]) for name, those in kinds.items()}
 
 
 def _medians(steps: np.ndarray) -> dict[str, Any]:
     def median(nanoseconds: np.ndarray, known: np.ndarray) -> float | None:
-        return round(float(np.median(nanoseconds[known])) / 1e3, 1) if known.any() else None
+        found = median_us(nanoseconds[known])
+        return None if found is None else round(found, 1)
 
     def between(begin: str, end: str) -> float | None:
         return median(steps[end] - steps[begin], (steps[begin] > 0) & (steps[end] > 0))

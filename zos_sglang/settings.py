@@ -23,6 +23,7 @@ _SHOWN = 200
 
 ConsecutivePrefill = Literal["never", "always", "first-token"]
 Wait = Literal["block", "spin"]
+FirstToken = Literal["in-order", "early"]
 LaneMetadata = Literal["own", "upstream"]
 LaneLeave = Literal["auto", "in-place", "reopen"]
 Faults = Annotated[str, AfterValidator(lambda text: plan.parse(text) is not None and text)]
@@ -63,6 +64,13 @@ class Settings(BaseModel):
         "one CUDA graph, which would not hold that token up. Unset: "
         "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP decides if it is set, else first-token. Has "
         "effect in modes overlap and resident.",
+    )
+    first_token: FirstToken = Field(
+        "in-order",
+        description="When a client waits for the first token of a prefill that the device has finished. "
+        "in-order: it goes out after the next decode step is launched, as in SGLang. early: before that, "
+        "which leaves the device idle for as long as it takes to send it. One rank only, and not with "
+        "speculation. Modes overlap and resident.",
     )
     exit_timeout_s: Seconds = Field(
         10.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -113,3 +114,34 @@ def test_two_ranks_ride_alike(serve, client_of, answers):
     client = client_of(serve("resident", {**CHECKS, **TWO_RANKS}, ("--tp", "2")))
     assert client.wave() == answers
     assert lane(client)["share"] == 1.0
+
+
+def streamed(client, text, tokens, **params):
+    """The last event of a streamed answer."""
+    params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": not params, **params}
+    body = {"text": text, "sampling_params": params, "stream": True}
+    events = client.http.post("/generate", json=body).text.split("\n\n")
+    return json.loads(events[-3].removeprefix("data: "))
+
+
+def test_a_first_token_that_is_there_goes_out_before_the_next_step(serve, client_of, answers):
+    client = client_of(serve("resident", {**CHECKS, "ZOS_FIRST_TOKEN": "early"}))
+    assert client.wave() == answers
+    alone = streamed(client, "a streamed answer", 9)
+    stop = {"ignore_eos": False, "stop_token_ids": alone["output_ids"][:1]}
+    before = client.settled()
+    with ThreadPoolExecutor(1) as pool:
+        long_one = pool.submit(streamed, client, "a long answer", LONG)
+        while lane(client)["steps"] < before["lane"]["steps"] + 20:
+            time.sleep(0.05)
+        assert streamed(client, "a streamed answer", 9)["output_ids"] == alone["output_ids"]
+        ended = streamed(client, "a streamed answer", 9, **stop)
+        assert ended["output_ids"] == alone["output_ids"][:1]
+        assert ended["meta_info"]["finish_reason"]["type"] == "stop"
+        assert not long_one.done()
+        assert len(long_one.result()["output_ids"]) == LONG
+    after = client.settled()
+    assert after["reasons"]["first-token"] >= before["reasons"]["first-token"] + 2
+    # Of those that were in the batch already when they turned out to have ended.
+    assert after["lane"]["refused"]["row-ended"] == before["lane"]["refused"].get("row-ended", 0) + 1
+    assert after["lane"]["faults"] == 0

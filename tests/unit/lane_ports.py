@@ -82,6 +82,8 @@ class VirtualLanePort(SglangLanePort):
             return Refusal.ADMISSION_OPEN
         if any(req.to_finish is not None for req in batch.reqs):
             return Refusal.ABORT_PENDING
+        if any(req.finished() for req in batch.reqs):
+            return Refusal.ROW_ENDED
         return None if all(req.spec.rides for req in batch.reqs) else Refusal.LOGPROBS
 
     def on_device(self, rows: Any) -> Any:

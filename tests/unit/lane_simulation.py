@@ -20,7 +20,7 @@ from tests.unit.simulation import WatchedQueue
 from tests.unit.virtual_gpu import LATE, Event
 from zos_sglang.overlap.account import Account
 from zos_sglang.overlap.event_loop import Ended, EventLoop
-from zos_sglang.overlap.guards import PrefillRule, make_guard
+from zos_sglang.overlap.guards import PrefillRule, first_token_is_there, make_guard
 from zos_sglang.overlap.isolation import PinRing
 from zos_sglang.overlap.launch import Launcher
 from zos_sglang.overlap.streams import Streams
@@ -45,6 +45,8 @@ class LaneScenario:
     seed: int = 0
     rule: PrefillRule = PrefillRule.FIRST_TOKEN
     mode: str = "resident"
+    #: A first token that is there goes out before the next launch.
+    early: bool = False
 
     def specs(self) -> dict[int, LaneSpec]:
         actions = [a for actions in self.script.values() for a in actions]
@@ -102,6 +104,7 @@ class LaneWorld:
             loop = EventLoop(
                 self.port, self.launcher, queue, guard, self.account, lane=lane, sync=mode == "sync"
             )
+            loop.early = first_token_is_there if self.scenario.early and not loop.sync else None
             loop.watch = self.lane.watch = self.launcher.watch = self.watch
             asked: list[str] = []
 

@@ -50,6 +50,7 @@ RUNNER_NONE = (
 )
 REQUEST_NONE = (
     "to_finish",
+    "finished_reason",
     "session",
     "session_id",
     "multimodal_inputs",

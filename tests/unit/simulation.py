@@ -12,7 +12,7 @@ from tests.unit.fakes import FakeDevice, FakePort
 from tests.unit.virtual_gpu import LATE, Gpu
 from zos_sglang.overlap.account import Account
 from zos_sglang.overlap.event_loop import Ended, EventLoop
-from zos_sglang.overlap.guards import PrefillRule, make_guard
+from zos_sglang.overlap.guards import PrefillRule, first_token_is_there, make_guard
 from zos_sglang.overlap.isolation import PinRing
 from zos_sglang.overlap.launch import Launcher
 from zos_sglang.overlap.result_queue import ResultQueue
@@ -34,6 +34,8 @@ class Scenario:
     rule: PrefillRule = PrefillRule.FIRST_TOKEN
     mode: str = "overlap"
     force_coarse: bool = False
+    #: A first token that is there goes out before the next launch.
+    early: bool = False
 
     def specs(self) -> dict[int, Spec]:
         actions = [a for actions in self.script.values() for a in actions]
@@ -76,6 +78,8 @@ class World:
             scheduler.result_queue, scheduler.enable_skip_finishing_decode = queue, True
             guard = self.guard or make_guard(self.scenario.rule, dp_attention=False, sync=mode == "sync")
             loop = EventLoop(self.port, self.launcher, queue, guard, self.account, sync=mode == "sync")
+            if self.scenario.early and not (loop.sync or self.scenario.limits.speculative):
+                loop.early = first_token_is_there
             loop.watch = self.launcher.watch = self.watch
             asked: list[str] = []
 

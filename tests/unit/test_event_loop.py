@@ -124,6 +124,26 @@ def test_a_launch_that_may_not_overlap_comes_after_the_pending_result():
     assert loop.account.reasons[Reason.FIRST_TOKEN] == 1
 
 
+def test_a_result_that_is_there_early_is_processed_before_a_launch_that_would_overlap():
+    loop, log = loop_over("ABC")
+    asked = []
+    loop.early = lambda batch, pending, result: (
+        asked.append((batch.name, pending.name, result.name)) or (batch.name == "C")
+    )
+    loop.run()
+    assert asked == [("B", "A'", "a"), ("C", "B'", "b")]
+    assert log.index("launch B") < log.index("process A' a")
+    assert log.index("process B' b") < log.index("launch C")
+    assert loop.account.reasons[Reason.FIRST_TOKEN] == 1
+
+
+def test_whether_a_result_is_there_is_not_asked_where_the_launch_waits_for_another_reason():
+    loop, _ = loop_over("AB", [OVERLAPPED, MODE_SYNC])
+    loop.early = lambda *_: pytest.fail("asked")
+    loop.run()
+    assert loop.account.reasons[Reason.MODE_SYNC] == 1
+
+
 def test_no_batch_after_a_batch_processes_and_is_not_idle():
     loop, log = loop_over(["A", None])
     loop.run()

@@ -16,6 +16,7 @@ from zos_sglang.overlap.guards import (
     RankEqual,
     Reason,
     dp_prefill_guard,
+    first_token_is_there,
     make_guard,
 )
 
@@ -97,6 +98,20 @@ def test_guard_table_outside_dp_attention(rule):
         seen.add(decision.reason)
     of_rule = {"never": set(), "always": {"consecutive-prefill"}, "first-token": {"first-token"}}
     assert seen == {"overlapped", "nothing-pending", "grammar-sync"} | of_rule[rule.value]
+
+
+@pytest.mark.parametrize("there", [None, True, False])
+def test_a_first_token_goes_out_before_a_decode_step_if_it_is_there_and_waited_for(there):
+    """Batch x pending x request; `there`: what the device says of the pending result, None on a CPU."""
+    done = None if there is None else SimpleNamespace(query=lambda: there)
+    result, seen = SimpleNamespace(copy_done=done), set()
+    for kind, pending, req in product(KINDS, KINDS, REQUESTS):
+        found = first_token_is_there(batch(kind), batch(pending, reqs=[req]), result)
+        is_due = not req.done and req.inflight_middle_chunks == 0 and (req.stream or req.max_new == 1)
+        wanted = kind == "decode" and pending != "decode" and is_due and there is not False
+        assert found is wanted, (kind, pending, req)
+        seen.add(found)
+    assert seen == ({False} if there is False else {False, True})
 
 
 @pytest.mark.parametrize("rule", list(PrefillRule))

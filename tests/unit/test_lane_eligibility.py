@@ -213,6 +213,7 @@ def test_a_batch_that_is_not_plain_is_refused(path: str, value: Any, reason: Ref
     ("name", "value", "reason"),
     [
         ("to_finish", SOMETHING, Refusal.ABORT_PENDING),
+        ("finished_reason", SOMETHING, Refusal.ROW_ENDED),
         ("session", SOMETHING, Refusal.SESSION),
         ("session_id", "s", Refusal.SESSION),
         ("multimodal_inputs", SOMETHING, Refusal.MULTIMODAL),

@@ -108,6 +108,7 @@ def scenarios(
         draw(st.sampled_from(POLICIES)),
         draw(st.integers(0, 2**16)),
         draw(st.sampled_from(list(PrefillRule))),
+        early=draw(st.booleans()),
     )
 
 

@@ -88,6 +88,7 @@ def scenarios(draw: Callable[..., Any], embedding: bool = False, calm: bool = Fa
         draw(st.sampled_from(list(PrefillRule))),
         draw(st.sampled_from(["overlap", "overlap", "sync"])),
         draw(st.booleans()),
+        draw(st.booleans()),
     )
 
 

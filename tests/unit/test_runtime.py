@@ -22,6 +22,7 @@ from zos_sglang.overlap.row_ledger import RowLedger
 from zos_sglang.settings import Settings
 from zos_sglang.upstream import port
 from zos_sglang.upstream.future_map import FutureMap
+from zos_sglang.upstream.roles import DECODE, PREFILL
 from zos_sglang.upstream.runtime import Runtime
 from zos_sglang.upstream.versions import installed
 
@@ -324,6 +325,39 @@ def test_our_setting_beats_upstreams_variable_which_beats_the_default(
     runtime.settings = Settings(mode="overlap", consecutive_prefill=own)
     runtime.scheduler = SimpleNamespace(is_generation=generates)
     assert runtime.prefill_rule() is rule
+
+
+@pytest.mark.parametrize(
+    ("mode", "setting", "ranks", "speculative", "on"),
+    [
+        ("overlap", "early", 1, False, True),
+        ("overlap", "in-order", 1, False, False),
+        ("overlap", "early", 2, False, False),
+        ("overlap", "early", 1, True, False),
+        ("sync", "early", 1, False, False),
+    ],
+)
+def test_a_first_token_goes_out_early_only_with_one_rank_and_no_drafts(mode, setting, ranks, speculative, on):
+    runtime, scheduler = start({}, mode, limits=Limits(speculative=speculative), first_token=setting)
+    runtime.attach(scheduler)
+    scheduler.tp_group.world_size = ranks
+    assert (runtime._make_loop(scheduler).early is not None) is on
+
+
+def test_first_tokens_that_go_out_early_are_counted_and_right():
+    script: Script = {1: [("submit", s) for s in specs(4)]}  # the last one streams
+    runtime, scheduler = start(script, policy=EARLY, first_token="early", consecutive_prefill="never")
+    runtime.run(stock_loop, scheduler)
+    assert runtime.account.report()["reasons"]["first-token"] > 0
+    assert_right(scheduler, script)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_no_role_of_disaggregation_sends_a_first_token_early(role):
+    runtime, scheduler = start({}, first_token="early")
+    runtime.attach(scheduler)
+    runtime.role = {"prefill": PREFILL, "decode": DECODE}[role]
+    assert runtime._make_loop(scheduler).early is None
 
 
 @pytest.mark.parametrize(

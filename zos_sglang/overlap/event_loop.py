@@ -14,7 +14,7 @@ from time import perf_counter_ns as now
 from typing import Any
 
 from zos_sglang.overlap.account import Account
-from zos_sglang.overlap.guards import DUE_MARK, GUARD_FAILED, OverlapDecision, Reason
+from zos_sglang.overlap.guards import DUE_MARK, FIRST_TOKEN, GUARD_FAILED, OverlapDecision, Reason
 from zos_sglang.overlap.launch import Launcher
 from zos_sglang.overlap.protocols import Batch, Decisions, Lane, SchedulerPort
 from zos_sglang.overlap.result_queue import ResultQueue
@@ -66,6 +66,8 @@ class EventLoop:
         late_barrier: a coarse write-after-read barrier waits until the result before is processed. For loops
             whose processing reads the device itself and writes nothing that the new forward reads: with
             the barrier before it, that read would wait for the whole forward.
+        early: `early(batch, pending, result)`: a launch that would overlap comes after this result all the
+            same, which is there already (`guards.first_token_is_there`); None: it does not.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class EventLoop:
         lane: Lane | None = None,
         sync: bool = False,
         late_barrier: bool = False,
+        early: Callable[[Batch, Batch, Any], bool] | None = None,
     ) -> None:
         self.port = port
         self.launcher = launcher
@@ -90,6 +93,7 @@ class EventLoop:
         self.lane = lane
         self.sync = sync
         self.late_barrier = late_barrier
+        self.early = early
         self._barrier_owed = False
         self.switch_requested = False
         #: Told of every step.
@@ -225,6 +229,9 @@ class EventLoop:
         pending = self.queue[0][0] if self.queue else None
         try:
             decision = self.decide(batch, pending)
+            early, overlaps = self.early, decision.reason is _OVERLAPPED
+            if early is not None and overlaps and pending is not None and early(batch, *self.queue[0]):
+                decision = FIRST_TOKEN
         except Exception:
             # Not to overlap is always right, if slower: the grammar guard protects answers.
             self.account.fell_back("guard", "such launches do not overlap")

@@ -113,6 +113,18 @@ def someone_will_wait_for_first_token(batch: Batch) -> bool:
     return any(req is not batch.chunked_req and _is_waited_for(req) for req in batch.reqs)
 
 
+def first_token_is_there(batch: Batch, pending: Batch, result: Any) -> bool:
+    """Before a decode step: is the pending prefill computed, and does a client wait for its token?
+
+    The device has nothing to do then until the launch, so processing first takes no overlap away. By a query
+    of this rank's device: ranks may see different things, so this is for a scheduler without others.
+    """
+    if not (pending.forward_mode.is_extend() and batch.forward_mode.is_decode()):
+        return False
+    done = result.copy_done
+    return (done is None or done.query()) and someone_waits_for_first_token(pending)
+
+
 def _never_quick(batch: Batch) -> bool:
     """Kernel by kernel: what is taken for granted where nothing else is known of `batch`."""
     return False

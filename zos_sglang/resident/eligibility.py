@@ -45,6 +45,8 @@ class Refusal(StrEnum):
     ABORT_PENDING = "abort-pending"
     BATCH_SIZE = "batch-size"
     CLOSED_FOR_GOOD = "closed-for-good"
+    #: A row ended with the result that was processed before this launch.
+    ROW_ENDED = "row-ended"
 
 
 class Departure(StrEnum):

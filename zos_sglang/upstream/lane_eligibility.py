@@ -185,6 +185,8 @@ def _refused_request(req: Any) -> Refusal | None:
     found = None
     if req.to_finish is not None:
         found = Refusal.ABORT_PENDING
+    elif req.finished_reason is not None:
+        found = Refusal.ROW_ENDED
     elif req.session is not None or req.session_id is not None:
         found = Refusal.SESSION
     elif req.multimodal_inputs is not None:

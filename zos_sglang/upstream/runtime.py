@@ -20,7 +20,7 @@ import zmq
 from zos_sglang.modes import Mode
 from zos_sglang.overlap.account import Account
 from zos_sglang.overlap.event_loop import Ended, EventLoop
-from zos_sglang.overlap.guards import PrefillRule, make_guard
+from zos_sglang.overlap.guards import PrefillRule, first_token_is_there, make_guard
 from zos_sglang.overlap.isolation import PinRing
 from zos_sglang.overlap.launch import Launcher
 from zos_sglang.overlap.result_queue import ResultQueue
@@ -272,7 +272,13 @@ class Runtime:
             snapshot=self._snapshot,
             sync=sync,
             late_barrier=self.role is PREFILL and defers_coarse_barrier(scheduler),
+            early=first_token_is_there if self._sends_early(scheduler, sync) else None,
         )
+
+    def _sends_early(self, scheduler: Any, sync: bool) -> bool:
+        """Whether a first token that is there goes out before the next launch. Ranks may not see alike."""
+        wanted = self.settings.first_token == "early" and not sync and self.role is COLOCATED
+        return wanted and scheduler.tp_group.world_size < 2 and scheduler.spec_algorithm.is_none()
 
     def _run_ours(self, loop: EventLoop, skip_intake: bool) -> Ended:
         self.loop = loop

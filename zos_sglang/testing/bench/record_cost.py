@@ -19,6 +19,7 @@ from zos_sglang.testing.bench.flags import FAILURES, json_flag, model_flags, mod
 from zos_sglang.testing.bench.record import provenance, write_json
 from zos_sglang.testing.bench.serve import Config, find_model
 from zos_sglang.testing.bench.stats import spread
+from zos_sglang.testing.server import cuda_available
 
 MODES = ("sync", "overlap", "resident")
 PROMPT, ANSWER = 16, 1000
@@ -63,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     result: dict[str, Any] = {**provenance("bench_record"), "batch": args.batch, "steps": args.steps}
     result["clocks_ns"] = {clock.__name__: look(clock) for clock in (perf_counter_ns, thread_time_ns)}
+    result["device_calls_ns"] = device_calls() if cuda_available() else {}
     try:
         with tempfile.TemporaryDirectory() as work:
             result["runs"] = list(_measure(args, Path(work)))
@@ -79,7 +81,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def look(clock: Callable[[], int], times: int = 1000) -> float:
+def device_calls() -> dict[str, float]:
+    """Nanoseconds of the calls to a CUDA device that a record makes, each by itself; see `look`.
+
+    `query busy` asks about something that the device has still before it.
+    """
+    import torch
+
+    event, timed = torch.cuda.Event(), torch.cuda.Event(enable_timing=True)
+    event.record()
+    torch.cuda.synchronize()
+    calls = {"query done": event.query, "synchronize done": event.synchronize}
+    found = {name: look(call) for name, call in calls.items()}
+    found |= {"record": look(event.record, 100), "record timed": look(timed.record, 100)}
+    torch.cuda._sleep(2_000_000_000)  # about a second
+    event.record()
+    found["query busy"] = look(event.query, 100)
+    torch.cuda.synchronize()
+    return found
+
+
+def look(clock: Callable[[], object], times: int = 1000) -> float:
     """Nanoseconds that one look at this clock takes, in a row: the least of some runs.
 
     Hosts differ most in this. The thread's clock is a system call everywhere, the other one on some.

@@ -10,12 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
-
-import zmq
 
 from zos_sglang.modes import Mode
 from zos_sglang.overlap.account import Account
@@ -29,6 +26,7 @@ from zos_sglang.overlap.streams import Streams
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.settings import Settings
+from zos_sglang.upstream.drain import drain
 from zos_sglang.upstream.first_token import FirstTokenExchange
 from zos_sglang.upstream.prefill_graph import launched_as_graph
 from zos_sglang.upstream.releases import defers_coarse_barrier
@@ -38,11 +36,6 @@ from zos_sglang.upstream.unobserved import Unobserved, observe
 
 logger = logging.getLogger(__name__)
 
-_POLL_S = 0.001
-#: What the last outputs have to leave in any case: with none a socket drops what it has not passed on yet.
-_LAST_OUTPUTS_S = 0.5
-#: Between two polls of transfers: each is a collective of the ranks.
-_TRANSFER_POLL_S = 0.01
 #: How long a rank waits for the others' answer. At the start each captures by itself; to a switch they come
 #: within one iteration, and SGLang's watchdog looks on.
 START_S, LOOP_S = 300.0, 60.0
@@ -431,49 +424,8 @@ class Runtime:
     # ------------------------------------------------------------ exit
 
     def drain_for_exit(self) -> None:
-        """Process and stream what is in flight, for at most `ZOS_EXIT_TIMEOUT_S` seconds.
-
-        Called on a graceful exit only. The exception path never gets here: the device may be stuck.
-        """
-        scheduler = self.scheduler
-        deadline = time.monotonic() + self.settings.exit_timeout_s
-        left = self._drain_until(deadline, scheduler.result_queue)
-        self._finish_transfers()
-        # Also of what was sent before a result that did not come.
-        _bound_linger(scheduler, max(_LAST_OUTPUTS_S, deadline - time.monotonic()))
-        if left:
-            logger.error(
-                "zos-sglang: exit: %d results were not ready within ZOS_EXIT_TIMEOUT_S=%g",
-                *(left, self.settings.exit_timeout_s),
-            )
-        else:
-            logger.info("zos-sglang: exit: %d results drained", self.account.paths["drained"])
-
-    def _drain_until(self, deadline: float, queue: Any) -> int:
-        """Process results as they become ready; returns how many are left when the time is over."""
-        while queue:
-            done = queue[0][1].copy_done
-            while done is not None and not done.query():
-                if time.monotonic() > deadline:
-                    return len(queue)
-                time.sleep(_POLL_S)
-            self._port.process(*queue.popleft())
-            self.account.passed("drained")
-        return 0
-
-    def _finish_transfers(self) -> None:
-        """Let KV that is on its way arrive. By a count of polls, not by the clock: all ranks poll alike.
-
-        A third of the time-out at most: SGLang kills a scheduler 15 s after it asked it to exit, and
-        results may have taken all of it.
-        """
-        polls = int(self.settings.exit_timeout_s / 3 / _TRANSFER_POLL_S)
-        while left := self._port.transfers():
-            polls -= 1
-            if polls < 0:
-                logger.error("zos-sglang: exit: %d KV transfers had not ended in time", left)
-                return
-            time.sleep(_TRANSFER_POLL_S)
+        """Process and stream what is in flight: on a graceful exit, see `drain`."""
+        drain(self.scheduler, self._port, self.account, self.settings.exit_timeout_s)
 
     # ------------------------------------------------------------ what others see
 
@@ -555,14 +507,6 @@ class Runtime:
                 return not self.scheduler.running_batch.is_empty()
             return loop.phase not in ("idle", "paused")
         return bool(self.scheduler.result_queue) and not self.scheduler._engine_paused
-
-
-def _bound_linger(scheduler: Any, seconds: float) -> None:
-    """Give the last outputs this long to leave; a socket lingers forever by default, also for a dead peer."""
-    channels = scheduler.ipc_channels
-    for sender in (channels.send_to_tokenizer, channels.send_to_detokenizer):
-        if isinstance(sender.socket, zmq.Socket):
-            sender.socket.setsockopt(zmq.LINGER, int(seconds * 1000))
 
 
 def _flag(name: str) -> bool:

@@ -30,6 +30,7 @@ def main() -> int:
         stale = picture.stale(wanted)
         for path in stale:
             print(f"{path}: shows other data; run scripts/plot_results.py", file=sys.stderr)
+        print(f"{len(wanted) - len(stale)} of {len(wanted)} pictures show what the results hold")
         return 1 if stale else 0
     for path, (data, draw) in wanted.items():
         picture.write(path, data, draw)

@@ -23,6 +23,7 @@ from zos_sglang.settings import (
     did_you_mean,
     env_name,
     flag_name,
+    is_path,
     is_switch,
 )
 from zos_sglang.upstream import preflight
@@ -44,14 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default = DEFAULT_MODE if field == "mode" else info.default
         shown = "unset" if default is None else as_text(default)
         text = f"{info.description} [{allowed(field)}; default {shown}; {env_name(field)}]"
-        words = choices(field)
         group.add_argument(
             flag_name(field),
             dest=_dest(field),
             default=argparse.SUPPRESS,
             nargs="?" if is_switch(field) else None,
             const="1" if is_switch(field) else None,
-            metavar="{" + ",".join(words) + "}" if words else "0|1" if is_switch(field) else "N",
+            metavar=_metavar(field),
             help=text.replace("%", "%%"),
         )
 
@@ -148,6 +148,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings.export(os.environ)
     serve(rest)
     return 0
+
+
+def _metavar(field: str) -> str:
+    if words := choices(field):
+        return "{" + ",".join(words) + "}"
+    return "0|1" if is_switch(field) else "FILE" if is_path(field) else "FAULTS" if field == "fault" else "N"
 
 
 def _dest(field: str) -> str:

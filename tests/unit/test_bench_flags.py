@@ -31,9 +31,20 @@ def test_prefills_have_cuda_graphs_only_where_asked_for(asked: bool) -> None:
     assert ("--disable-prefill-cuda-graph" in config.command_args(cuda=True)) is not asked
 
 
-def test_an_environment_variable_without_a_value_is_refused() -> None:
-    with pytest.raises(ValueError, match="--env 'A': write NAME=VALUE"):
-        server_options(parsed("--env", "A"))
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("A", "--env 'A': write NAME=VALUE"),
+        ("ZOS_MODES=1", "Did you mean ZOS_MODE"),
+        ("ZOS_WAIT=sleep", "Allowed: block, spin"),
+    ],
+)
+def test_a_variable_that_no_server_would_take_is_refused_before_one_starts(
+    text: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--env", text)
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,13 @@ def test_bodies_without_a_name_to_replace_pass_byte_for_byte(body):
     assert backend.bodies == [body]
 
 
+def test_a_word_outside_server_args_is_sent_back_with_the_right_body():
+    backend = Backend()
+    reply = backend.send(b'{"zos_mode": "stock"}')
+    assert reply.status_code == 400 and not backend.bodies
+    assert reply.json()["error"]["message"] == 'zos_mode: write {"server_args": {"zos_mode": ...}}'
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [

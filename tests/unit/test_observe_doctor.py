@@ -389,6 +389,14 @@ def test_what_blocked_is_advised_on() -> None:
     assert any("--attention-backend triton or fa3" in line for line in found["advice"])
 
 
+@pytest.mark.parametrize("mode", ["sync", "resident"])
+def test_another_mode_is_advised_where_sync_runs_not_where_it_has_run(mode: str) -> None:
+    found = seen(steady(100, gpu=10, cpu=4, overlap=False, reason=["mode-sync"] * 100), mode=mode)
+    assert found["reasons"][0]["reason"] == Reason.MODE_SYNC
+    told = any(line.startswith("Mode sync runs one step at a time") for line in found["advice"])
+    assert told is (mode == "sync")
+
+
 def test_every_cause_that_someone_can_change_has_its_advice() -> None:
     """What is not here is no fault: it overlapped, or there was nothing to overlap with."""
     assert set(advice.REASONS) == set(Reason) - {Reason.OVERLAPPED, Reason.NOTHING_PENDING}

@@ -308,7 +308,9 @@ def main(argv: list[str] | None = None) -> None:
     model, *flags = sys.argv[1:] if argv is None else argv
     cpu = not cuda_available()
     command = [sys.executable, "-m", "zos_sglang.launch_server", "--model-path", model]
-    command += [*(cpu_args() if cpu else []), *flags]
+    # People get SGLang's own warm-up: what it does behind it fails in the log without.
+    defaults = [flag for flag in cpu_args() if flag != "--skip-server-warmup"] if cpu else []
+    command += [*defaults, *flags]
     os.execve(sys.executable, command, {**os.environ, **(cpu_env(ranks_of(flags)) if cpu else {})})
 
 

@@ -49,7 +49,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class UnknownWord(ValueError):
-    """A `zos_mode` that names no mode, a rule or fault that is none; ``str()`` is the message for people."""
+    """No such mode, rule or fault, or a word in the wrong place; ``str()`` is the message for people."""
 
 
 class ModeNames:
@@ -100,10 +100,14 @@ def translate(body: bytes) -> tuple[dict[str, str], bytes]:
     """
     try:
         request = json.loads(body)
-        values = request["server_args"]
+        keys = request if isinstance(request, dict) else ()
+        outside = next((key for key in keys if key.startswith("zos_")), None)
+        values = {} if outside else request["server_args"]
         asked = {key: values[key] for key in (*WORDS, plan.KEY) if key in values}
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}, body  # no switch of ours; what is wrong with it, SGLang says better
+    if outside:
+        raise UnknownWord(f'{outside[:_SHOWN]}: write {{"server_args": {{"{outside[:_SHOWN]}": ...}}}}')
     fault = asked.pop(plan.KEY, None)
     wanted = {key: _word(key, value) for key, value in asked.items()}
     if not any(isinstance(value, str) for value in (fault, *asked.values())):

@@ -78,7 +78,9 @@ def advise(found: Mapping[str, Any]) -> list[str]:
         (found["reasons"], "reason", REASONS),
         (found["blocks"], "block", BLOCKS),
     ):
-        lines += [texts[one[key]] for one in reasons if one["share"] >= WORTH and one[key] in texts]
+        worth = [one[key] for one in reasons if one["share"] >= WORTH and one[key] in texts]
+        # What another mode did before a switch is past.
+        lines += [texts[word] for word in worth if word != Reason.MODE_SYNC or found["mode"] == "sync"]
     lane = found["lane"]
     if lane["state"] == "open":
         decode = max(1, lane["decode_steps"])

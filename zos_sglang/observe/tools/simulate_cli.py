@@ -48,9 +48,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             default=one.default,
             help=f"{_HELP[one.name]} (default {one.default})",
         )
-    parser.add_argument(
-        "--modes", default=",".join(PREDICTED), help="modes, with commas (default %(default)s)"
-    )
+    parser.add_argument("--modes", default=",".join(PREDICTED), help="modes, with commas (all: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of arrivals, lengths and jitter (default 0)")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.set_defaults(show=show)

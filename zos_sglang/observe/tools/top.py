@@ -32,10 +32,16 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "top",
         help=text,
-        description=f"{text}. Every poll is an arrival for the server and leaves the lane once.",
+        description=f"{text}. Every poll is an arrival for the server and leaves the lane once. Ctrl-C ends.",
     )
     parser.add_argument("url", help="of the server, as http://127.0.0.1:30000")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between polls")
+    parser.add_argument(
+        "--interval",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help=f"seconds between polls, from {LEAST_S:g} (1)",
+    )
     parser.add_argument("--once", action="store_true", help="one frame, then end")
     parser.add_argument("--json", action="store_true", help="as JSON, one line a poll")
     parser.add_argument("--api-key", help="of the server")

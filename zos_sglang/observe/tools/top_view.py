@@ -38,7 +38,7 @@ def view(frame: Mapping[str, Any], width: int) -> RenderableType:
         _lane(frame["lane"]),
         "",
         *_timeline(frame["last"], inner),
-        Text("Each poll is an arrival for the server and leaves the lane once. Ctrl-C ends.", "bright_black"),
+        Text("Each poll is an arrival for the server and leaves the lane once.", "bright_black"),
     ]
     return Group(*parts)
 
@@ -56,7 +56,7 @@ def _head(frame: Mapping[str, Any]) -> Text:
     )
     line.append("throughput   ", "bold")
     line.append(f"{'  '.join(numbers) or '-'}  (of {flow['of']})   ")
-    line.append(f"{frame['rows']} requests running, {frame['waiting']} waiting, {frame['depth']} pending")
+    line.append(f"last step: {frame['rows']} requests, {frame['waiting']} waiting, {frame['depth']} pending")
     if not frame["asynchronous"]:
         line.append(
             "\nThe device works on the scheduler's thread: steps overlap in their order only.", "yellow"

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from zos_sglang.settings import PREFIX, Settings
 from zos_sglang.testing.bench.client import BenchError
 from zos_sglang.testing.bench.serve import SHAPES, TINY
 from zos_sglang.testing.bench.stats import TooFewSteps
@@ -38,8 +39,26 @@ def server_flags(parser: argparse.ArgumentParser) -> None:
     add("--dtype", help="(bfloat16 on CUDA, float32 on the CPU)")
     add("--graphs", choices=("on", "off"), default="on", help="CUDA graphs of decode; no effect on a CPU")
     add("--prefill-graphs", action="store_true", help="CUDA graphs of prefills, too: a longer start")
-    add("--env", action="append", default=[], metavar="K=V", help="for the server; repeatable")
+    env_flag(parser)
     add("--server-args", default="", help="more flags for the server, as one string")
+
+
+def env_flag(parser: argparse.ArgumentParser) -> None:
+    """--env, for the servers of ours that a command starts; text that `pair` takes apart."""
+    parser.add_argument(
+        "--env", action="append", default=[], type=variable, metavar="K=V", help="for our servers; repeatable"
+    )
+
+
+def variable(text: str) -> str:
+    """A type for argparse: NAME=VALUE; a ZOS_ setting is judged here, not by each server that starts."""
+    try:
+        name, value = pair(text)
+        if name.startswith(PREFIX):
+            Settings.load({name: value})
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def graph_flag(parser: argparse.ArgumentParser) -> None:
@@ -66,10 +85,7 @@ def is_exact(args: argparse.Namespace, cuda: bool) -> bool:
 
 
 def server_options(args: argparse.Namespace, more: Sequence[str] = ()) -> dict[str, Any]:
-    """Arguments of `Config` that follow from the flags above; `more` flags come before --server-args.
-
-    Raises ValueError for an --env that is no NAME=VALUE.
-    """
+    """Arguments of `Config` that follow from the flags above; `more` flags come before --server-args."""
     return {
         "attention": args.attention,
         "dtype": args.dtype,

@@ -23,7 +23,7 @@ from zos_sglang.testing.bench import canary
 from zos_sglang.testing.bench.check import Check
 from zos_sglang.testing.bench.checkpoint import Shape
 from zos_sglang.testing.bench.client import BenchError
-from zos_sglang.testing.bench.flags import pair
+from zos_sglang.testing.bench.flags import env_flag, pair
 from zos_sglang.testing.bench.gpu import PARTS, Part, Scale
 from zos_sglang.testing.bench.record import print_table, provenance, write_json
 from zos_sglang.testing.bench.stats import TooFewSteps
@@ -67,9 +67,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--models", type=Path, help="folder for the random models (default: temporary)")
     found.add_argument("--repeats", type=int, default=Scale.repeats, help=f"({Scale.repeats})")
     found.add_argument("--canary-tokens", type=int, default=canary.Load.tokens)
-    found.add_argument(
-        "--env", action="append", default=[], metavar="K=V", help="for the servers; repeatable"
-    )
+    env_flag(found)
     found.add_argument(
         "--one-by-one",
         action="store_true",

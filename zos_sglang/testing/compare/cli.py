@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from zos_sglang.modes import MODES
-from zos_sglang.testing.bench.flags import pair
+from zos_sglang.testing.bench.flags import env_flag, pair
 from zos_sglang.testing.bench.record import provenance
 from zos_sglang.testing.compare import report, runner
 from zos_sglang.testing.compare.lane import missing_from_suite
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
             # one another make a step 40 times longer.
             env={"OMP_NUM_THREADS": "1"} if args.model in TINY else {},
             args=tuple(shlex.split(args.server_args)),
-            our_env=dict(args.env),
+            our_env=dict(map(pair, args.env)),
             say=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
             stock=stock,
         )
@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="compare_stock",
         description="Play the same requests on stock SGLang and on ours, and compare every answer.",
+        epilog="Exit code: 0 all equal, 1 a difference, 2 bad usage.",
     )
     parser.add_argument("--suite", choices=("smoke", "full"), default="smoke", help="default: smoke")
     parser.add_argument(
@@ -115,14 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--server-args", default="", metavar="FLAGS", help="more flags for all servers, as one string"
     )
-    parser.add_argument(
-        "--env",
-        action="append",
-        type=pair,
-        default=[],
-        metavar="K=V",
-        help="a ZOS_ variable for our servers (repeatable)",
-    )
+    env_flag(parser)
     parser.add_argument("--list", action="store_true", help="list the scenarios and stop")
     parser.add_argument(
         "--cache", type=Path, default=Path(".cache"), help="where demo models are made (.cache)"

@@ -30,6 +30,9 @@ from zos_sglang.upstream import preflight
 
 PROG = "python -m zos_sglang.launch_server"
 GROUP = "zero-overhead scheduling"
+#: How SGLang's message of a machine without a device begins, and what to do there.
+NO_DEVICE = "No accelerator"
+ON_A_CPU = "On a CPU: python -m zos_sglang.testing.server MODEL [FLAG ...], or make serve MODEL=path."
 DEFAULT_MODE: Mode = "resident"
 CONFIG_FLAG = "--config"
 
@@ -146,7 +149,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"zos-sglang: error: {error}", file=sys.stderr)
         return 2
     settings.export(os.environ)
-    serve(rest)
+    try:
+        serve(rest)
+    except RuntimeError as error:
+        if not str(error).startswith(NO_DEVICE):
+            raise
+        print(f"zos-sglang: error: {error} {ON_A_CPU}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -90,6 +90,26 @@ def test_help_shows_our_group_and_sglangs_flags(capsys):
     assert "--disable-overlap-schedule" in text
 
 
+def fail_with(words):
+    def fail(_argv):
+        raise RuntimeError(words)
+
+    return fail
+
+
+def test_a_machine_without_a_device_is_told_how_to_serve_on_a_cpu(no_server, free_port, monkeypatch, capsys):
+    monkeypatch.setattr(launch_server, "serve", fail_with(f"{launch_server.NO_DEVICE} here."))
+    assert fails(["--model-path", "org/model", "--port", str(free_port)], capsys).endswith(
+        f"No accelerator here. {launch_server.ON_A_CPU}\n"
+    )
+
+
+def test_any_other_error_of_sglang_is_its_own(no_server, free_port, monkeypatch):
+    monkeypatch.setattr(launch_server, "serve", fail_with("out of memory"))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        launch_server.main(["--model-path", "org/model", "--port", str(free_port)])
+
+
 def test_the_launcher_defaults_to_resident_and_tells_child_processes(no_server, free_port):
     assert launch_server.main(["--model-path", "org/model", "--port", str(free_port)]) == 0
     assert launch_server.os.environ["ZOS_MODE"] == "resident"

@@ -141,7 +141,7 @@ def test_a_first_token_that_is_there_goes_out_before_the_next_step(serve, client
         assert not long_one.done()
         assert len(long_one.result()["output_ids"]) == LONG
     after = client.settled()
-    assert after["reasons"]["first-token"] >= before["reasons"]["first-token"] + 2
+    assert after["reasons"]["early-first-token"] >= before["reasons"]["early-first-token"] + 2
     # Of those that were in the batch already when they turned out to have ended.
     assert after["lane"]["refused"]["row-ended"] == before["lane"]["refused"].get("row-ended", 0) + 1
     assert after["lane"]["faults"] == 0

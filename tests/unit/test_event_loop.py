@@ -134,7 +134,7 @@ def test_a_result_that_is_there_early_is_processed_before_a_launch_that_would_ov
     assert asked == [("B", "A'", "a"), ("C", "B'", "b")]
     assert log.index("launch B") < log.index("process A' a")
     assert log.index("process B' b") < log.index("launch C")
-    assert loop.account.reasons[Reason.FIRST_TOKEN] == 1
+    assert loop.account.reasons[Reason.EARLY_FIRST_TOKEN] == 1
 
 
 def test_whether_a_result_is_there_is_not_asked_where_the_launch_waits_for_another_reason():

@@ -204,4 +204,5 @@ def test_reasons_are_closed():
         "mode-sync",
         "guard-failed",
         "overlap-off",
+        "early-first-token",
     }

@@ -348,7 +348,7 @@ def test_first_tokens_that_go_out_early_are_counted_and_right():
     script: Script = {1: [("submit", s) for s in specs(4)]}  # the last one streams
     runtime, scheduler = start(script, policy=EARLY, first_token="early", consecutive_prefill="never")
     runtime.run(stock_loop, scheduler)
-    assert runtime.account.report()["reasons"]["first-token"] > 0
+    assert runtime.account.report()["reasons"]["early-first-token"] > 0
     assert_right(scheduler, script)
 
 

@@ -14,7 +14,7 @@ from time import perf_counter_ns as now
 from typing import Any
 
 from zos_sglang.overlap.account import Account
-from zos_sglang.overlap.guards import DUE_MARK, FIRST_TOKEN, GUARD_FAILED, OverlapDecision, Reason
+from zos_sglang.overlap.guards import DUE_MARK, EARLY_FIRST_TOKEN, GUARD_FAILED, OverlapDecision, Reason
 from zos_sglang.overlap.launch import Launcher
 from zos_sglang.overlap.protocols import Batch, Decisions, Lane, SchedulerPort
 from zos_sglang.overlap.result_queue import ResultQueue
@@ -231,7 +231,7 @@ class EventLoop:
             decision = self.decide(batch, pending)
             early, overlaps = self.early, decision.reason is _OVERLAPPED
             if early is not None and overlaps and pending is not None and early(batch, *self.queue[0]):
-                decision = FIRST_TOKEN
+                decision = EARLY_FIRST_TOKEN
         except Exception:
             # Not to overlap is always right, if slower: the grammar guard protects answers.
             self.account.fell_back("guard", "such launches do not overlap")

@@ -6,7 +6,8 @@ In this order:
 2. consecutive prefill, outside DP attention: a rule over the two batches (`PrefillRule`);
    under DP attention: a rule over values that are equal on all ranks (`RankEqual`), because ranks
    that decide differently deadlock (sglang issues 20315 and 20853);
-3. grammar sync: speculation, a grammar that the verify step cannot advance by itself, decode.
+3. grammar sync: speculation, a grammar that the verify step cannot advance by itself, decode;
+4. early first token, where it is asked for: `first_token_is_there`, see `EventLoop`.
 
 Upstream's counterpart is `Scheduler.is_disable_overlap_for_batch`.
 """
@@ -32,6 +33,7 @@ class Reason(StrEnum):
     MODE_SYNC = "mode-sync"
     GUARD_FAILED = "guard-failed"
     OVERLAP_OFF = "overlap-off"
+    EARLY_FIRST_TOKEN = "early-first-token"
 
 
 class PrefillRule(StrEnum):
@@ -56,6 +58,7 @@ NOTHING_PENDING = OverlapDecision(True, Reason.NOTHING_PENDING)
 CONSECUTIVE_PREFILL = OverlapDecision(False, Reason.CONSECUTIVE_PREFILL)
 FIRST_TOKEN = OverlapDecision(False, Reason.FIRST_TOKEN)
 GRAMMAR_SYNC = OverlapDecision(False, Reason.GRAMMAR_SYNC)
+EARLY_FIRST_TOKEN = OverlapDecision(False, Reason.EARLY_FIRST_TOKEN)
 MODE_SYNC = OverlapDecision(False, Reason.MODE_SYNC)
 GUARD_FAILED = OverlapDecision(False, Reason.GUARD_FAILED)
 

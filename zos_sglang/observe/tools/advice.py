@@ -26,6 +26,8 @@ REASONS: dict[str, str] = {
     "before; so it runs one step at a time.",
     Reason.MODE_SYNC: "Mode sync runs one step at a time: " + SWITCH % "resident",
     Reason.GUARD_FAILED: "A guard failed; its error stands in the server's log. Please report it.",
+    Reason.EARLY_FIRST_TOKEN: "First tokens that are there go out before the next step is launched. "
+    "ZOS_FIRST_TOKEN=in-order sends them after it.",
     Reason.OVERLAP_OFF: "SGLang's synchronous loop runs. Start without what turns overlap off (above).",
 }
 BLOCKS: dict[str, str] = {

@@ -16,6 +16,7 @@ REASONS = {
     "nothing-pending": "no result was pending: the first step after idle, or of one request alone",
     "consecutive-prefill": "a prefill after a prefill, and the rule says to finish the first",
     "first-token": "a client waits for the first token of the prefill before",
+    "early-first-token": "a first token was there already, and a client waited for it",
     "grammar-sync": "the grammar must see the token before the next mask is built",
     "mode-sync": "mode sync never overlaps",
     "guard-failed": "a guard itself failed, so the launch was made safe",

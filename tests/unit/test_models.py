@@ -1,6 +1,8 @@
 """The model makers: what they write can be relied on, and half of it is never taken for all."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,13 +116,25 @@ def test_a_complete_folder_is_returned_untouched(tiny: dict[str, Path]) -> None:
     assert {path: path.stat().st_mtime_ns for path in tiny["gpt2"].iterdir()} == before
 
 
+def test_of_several_processes_that_want_a_model_one_makes_it(tmp_path: Path) -> None:
+    make = (
+        "import sys, time; from pathlib import Path; from zos_sglang.testing import models\n"
+        "def write(folder):\n    print('made', flush=True); time.sleep(0.5); (folder / 'x').touch()\n"
+        "out = models.build(Path(sys.argv[1]), {'model': 'x'}, write); print(len(list(out.iterdir())))"
+    )
+    command = [sys.executable, "-c", make, str(tmp_path / "model")]
+    makers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    said = sorted(maker.communicate(timeout=60)[0].split() for maker in makers)
+    assert said == [["2"], ["2"], ["2"], ["made", "2"]]
+
+
 def test_an_interrupted_maker_leaves_nothing_behind(tmp_path: Path) -> None:
     def interrupted(folder: Path) -> None:
         (folder / "config.json").write_text("{}")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        models._build(tmp_path / "model", {"model": "x"}, interrupted)
+        models.build(tmp_path / "model", {"model": "x"}, interrupted)
     assert list(tmp_path.iterdir()) == []
 
 

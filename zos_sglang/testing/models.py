@@ -1,13 +1,16 @@
 """Models for tests and the demo: `python -m zos_sglang.testing.models tiny|smollm2 --out DIR`.
 
 Each maker builds a complete Hugging Face folder in a temporary sibling and renames it into
-place, so a folder that carries our marker file is complete whatever interrupted the maker.
+place, so a folder that carries our marker file is complete whatever interrupted the maker. Of several processes
+that want the same model, one makes it and the others wait.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -31,7 +34,7 @@ def make_tiny(arch: str, out: str | Path, seed: int = 0) -> Path:
     if arch not in ARCHS:
         raise ModelError(f"--arch {arch}: not one of {', '.join(ARCHS)}")
     spec = {"model": "tiny", "arch": arch, "seed": seed, "version": TINY_VERSION}
-    return _build(Path(out), spec, lambda folder: write_tiny(folder, arch, seed))
+    return build(Path(out), spec, lambda folder: write_tiny(folder, arch, seed))
 
 
 def make_smollm2(out: str | Path) -> Path:
@@ -44,18 +47,31 @@ def make_smollm2(out: str | Path) -> Path:
 
     spec = {"model": "smollm2", "version": SMOLLM2_VERSION}
     out = Path(out)
-    return _build(out, spec, lambda folder: write_smollm2(folder, download(out.resolve().parent)))
+    return build(out, spec, lambda folder: write_smollm2(folder, download(out.resolve().parent)))
 
 
-def _build(out: Path, spec: dict[str, object], write: Callable[[Path], None]) -> Path:
+def build(out: Path, spec: dict[str, object], write: Callable[[Path], None]) -> Path:
+    """Let `write` fill folder `out`, unless it holds the model that `spec` describes.
+
+    Raises ModelError if `out` is no model made here.
+    """
     out = out.resolve()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(out.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build_alone(out, spec, write)
+    finally:
+        os.close(lock)
+
+
+def _build_alone(out: Path, spec: dict[str, object], write: Callable[[Path], None]) -> Path:
     marker = out / MARKER
     if marker.is_file() and json.loads(marker.read_text()) == spec:
         return out
     # Another seed or an older format of ours is replaced; anything else is somebody's data.
     if out.exists() and not marker.is_file() and (not out.is_dir() or any(out.iterdir())):
         raise ModelError(f"--out {out}: exists and is not a model made here; name another folder")
-    out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
     try:
         partial.chmod(0o755)

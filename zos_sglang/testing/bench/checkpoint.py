@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from zos_sglang.testing.models import MARKER
+from zos_sglang.testing.models import build
 
 _VERSION = 1
 _SHARD = "model.safetensors"
@@ -122,15 +122,16 @@ def make_wide(out: Path, shape: Sizes | None = None, *, dtype: str = "bfloat16",
 
     On the GPU where there is one. Returns at once if `out` already holds the same model.
     """
+    wanted = shape or Shape()
+    spec = {"model": "wide", "shape": repr(wanted), "dtype": dtype, "seed": seed, "version": _VERSION}
+    build(out, spec, lambda folder: _write_wide(folder, wanted, dtype, seed))
+    return out
+
+
+def _write_wide(out: Path, shape: Sizes, dtype: str, seed: int) -> None:
     import torch
     from safetensors.torch import save_file
 
-    shape = shape or Shape()
-    spec = {"model": "wide", "shape": repr(shape), "dtype": dtype, "seed": seed, "version": _VERSION}
-    marker = out / MARKER
-    if marker.is_file() and json.loads(marker.read_text()) == spec:
-        return out
-    out.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(seed)
     kind = getattr(torch, dtype)
@@ -143,10 +144,8 @@ def make_wide(out: Path, shape: Sizes | None = None, *, dtype: str = "bfloat16",
         weights[name] = torch.full((length,), gain, dtype=kind)
     save_file(weights, out / _SHARD, metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps(shape.config(dtype), indent=1))
-    marker.write_text(json.dumps(spec))
     if device == "cuda":
         torch.cuda.empty_cache()
-    return out
 
 
 def write_config(out: Path, shape: Shape | None = None, *, dtype: str = "bfloat16") -> Path:

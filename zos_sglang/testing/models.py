@@ -1,8 +1,8 @@
 """Models for tests and the demo: `python -m zos_sglang.testing.models tiny|smollm2 --out DIR`.
 
 Each maker builds a complete Hugging Face folder in a temporary sibling and renames it into
-place, so a folder that carries our marker file is complete whatever interrupted the maker. Of several processes
-that want the same model, one makes it and the others wait.
+place, so a folder that carries our marker file is complete whatever interrupted the maker. Of several
+processes that want the same model, one makes it and the others wait.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Settings(BaseModel):
         description="When a client waits for the first token of a prefill that the device has finished. "
         "in-order: it goes out after the next decode step is launched, as in SGLang. early: before that, "
         "which leaves the device idle for as long as it takes to send it. One rank only, and not with "
-        "speculation. Modes overlap and resident.",
+        "speculation or a cache on the host. Modes overlap and resident.",
     )
     exit_timeout_s: Seconds = Field(
         10.0,

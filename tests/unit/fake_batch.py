@@ -134,6 +134,8 @@ class Request:
 class SamplingInfo:
     """Sampling parameters of a batch; penalties grow each time somebody accumulates them."""
 
+    has_custom_logit_processor = False
+
     def __init__(self, gpu: Gpu, reqs: list[Request]) -> None:
         self.gpu, self.reqs = gpu, reqs
         self.temps = gpu.tensor([temperature(r.rid) for r in reqs])

@@ -366,6 +366,7 @@ class Scheduler:
     device = "virtual"
     scheduler_stage_metrics = dllm_config = _confidence_budget_prepare = None
     enable_async_d2h_copy = enable_unified_memory = enable_unified_cache_external_linker = False
+    enable_hierarchical_cache = enable_lmcache = enable_hicache_storage = False
     require_mlp_sync = False
     invariant_checker = SimpleNamespace(self_check_during_busy=lambda: None)
     metrics_reporter = SimpleNamespace(

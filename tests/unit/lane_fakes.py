@@ -189,6 +189,8 @@ class LaneRequest:
 class Sampling:
     """Sampling parameters of a batch, on the device."""
 
+    has_custom_logit_processor = False
+
     def __init__(self, gpu: LaneGpu, reqs: list[LaneRequest]) -> None:
         self.temps = gpu.tensor([temperature(r.rid) for r in reqs])
 

@@ -60,6 +60,7 @@ def batch(kind, *, spec=False, grammar=False, reqs=()):
         spec_algorithm=SpecAlgorithm(spec),
         grammar_needs_sync=lambda: grammar,
         reqs=list(reqs),
+        sampling_info=SimpleNamespace(has_custom_logit_processor=False),
     )
 
 
@@ -108,10 +109,28 @@ def test_a_first_token_goes_out_before_a_decode_step_if_it_is_there_and_waited_f
     for kind, pending, req in product(KINDS, KINDS, REQUESTS):
         found = first_token_is_there(batch(kind), batch(pending, reqs=[req]), result)
         is_due = not req.done and req.inflight_middle_chunks == 0 and (req.stream or req.max_new == 1)
-        wanted = kind == "decode" and pending != "decode" and is_due and there is not False
+        wanted = kind == "decode" and pending == "prefill" and is_due and there is not False
         assert found is wanted, (kind, pending, req)
         seen.add(found)
     assert seen == ({False} if there is False else {False, True})
+
+
+def test_a_custom_logit_processor_sees_what_it_sees_in_stock():
+    """It reads the tokens that its request has got, in stock without the one that is pending."""
+    now, before = batch("decode"), batch("prefill", reqs=[Waiting(stream=True)])
+    result = SimpleNamespace(copy_done=None)
+    assert first_token_is_there(now, before, result)
+    now.sampling_info.has_custom_logit_processor = True
+    assert not first_token_is_there(now, before, result)
+
+
+@pytest.mark.parametrize("rule", list(PrefillRule))
+def test_with_a_cache_on_the_host_no_mixed_batch_waits(rule):
+    decide = make_guard(rule, dp_attention=False, mixed_waits=False)
+    for pending in ("prefill", "mixed"):
+        before = batch(pending, reqs=[Waiting(stream=True)])
+        assert decide(batch("mixed"), before).overlap
+        assert decide(batch("prefill"), before).overlap is (rule is PrefillRule.NEVER)
 
 
 @pytest.mark.parametrize("rule", list(PrefillRule))

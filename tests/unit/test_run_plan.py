@@ -65,6 +65,29 @@ def test_jobs_of_one_queue_measure_one_after_the_other(script: Path, tmp_path: P
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
 
 
+def test_nobody_measures_before_all_that_start_ahead_are_ready(script: Path, tmp_path: Path) -> None:
+    script.write_text(MEASUREMENT.replace("if turn :=", "time.sleep(1.5 * (name == 'b'))\nif turn :="))
+    out = tmp_path / "out"
+    began = time.monotonic()
+    assert run([job(script, "a"), job(script, "b", queue="other")], out) == 0
+    assert times(out, "a")[0] - began > 1.5
+
+
+def test_a_job_waits_for_those_of_other_queues_that_it_names(script: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run([job(script, "a", 1.5), job(script, "b", queue="other", after=["a"])], out) == 0
+    assert times(out, "a")[1] <= times(out, "b")[0]
+
+
+def test_a_server_that_never_gets_ready_keeps_the_others_waiting_for_so_long_only(
+    script: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    stuck = Job("stuck", "-c 'import time; time.sleep(77)'", start_s=1.5)
+    assert run([stuck, job(script, "a", queue="other")], out) == 1
+    assert times(out, "a")
+
+
 def test_queues_run_beside_each_other(script: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert (
@@ -138,6 +161,7 @@ def test_a_job_sees_its_gpu_and_its_variables_and_no_turn_unless_it_starts_ahead
         ('[[job]]\nname = "a"', "command"),
         ('[[job]]\nname = "a"\ncommand = "b"\ncoers = "1"', "coers.*a job has name, command, gpu"),
         ('[[job]]\nname = "a"\ncommand = "b"\n' * 2, "more than one job is called a"),
+        ('[[job]]\nname = "a"\ncommand = "b"\nafter = ["c"]', "a: after: no job c stands before it"),
     ],
 )
 def test_what_is_no_plan_is_said_in_one_line(

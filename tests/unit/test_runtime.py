@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sglang.srt.managers.overlap_utils import FutureMap as UpstreamFutureMap
 from sglang.srt.managers.scheduler import Scheduler as RealScheduler
 
-from tests.unit.fake_batch import NO_GRAMMAR, Spec, reference
+from tests.unit.fake_batch import NO_GRAMMAR, Mode, Spec, reference
 from tests.unit.fake_scheduler import Limits, Scheduler, Script
 from tests.unit.virtual_gpu import EARLY, POLICIES, Gpu
 from zos_sglang.overlap.guards import PrefillRule
@@ -350,6 +350,27 @@ def test_first_tokens_that_go_out_early_are_counted_and_right():
     runtime.run(stock_loop, scheduler)
     assert runtime.account.report()["reasons"]["early-first-token"] > 0
     assert_right(scheduler, script)
+
+
+@pytest.mark.parametrize(
+    "cache",
+    [
+        "enable_hierarchical_cache",
+        "enable_lmcache",
+        "enable_hicache_storage",
+        "enable_unified_cache_external_linker",
+    ],
+)
+def test_with_a_cache_on_the_host_no_result_is_processed_before_a_step_that_writes_for_its_rows(cache):
+    runtime, scheduler = start({}, first_token="early", consecutive_prefill="always")
+    runtime.attach(scheduler)
+    prefill = SimpleNamespace(forward_mode=Mode.EXTEND)
+    mixed = SimpleNamespace(forward_mode=Mode.MIXED, spec_algorithm=scheduler.spec_algorithm)
+    loop = runtime._make_loop(scheduler)
+    assert loop.early is not None and not loop.decide(mixed, prefill).overlap
+    setattr(scheduler, cache, True)
+    loop = runtime._make_loop(scheduler)
+    assert loop.early is None and loop.decide(mixed, prefill).overlap
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])

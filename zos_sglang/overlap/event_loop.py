@@ -233,7 +233,7 @@ class EventLoop:
             if early is not None and overlaps and pending is not None and early(batch, *self.queue[0]):
                 decision = EARLY_FIRST_TOKEN
         except Exception:
-            # Not to overlap is always right, if slower: the grammar guard protects answers.
+            # Not to overlap is right, if slower: the grammar guard protects answers.
             self.account.fell_back("guard", "such launches do not overlap")
             decision = GUARD_FAILED
         self.launches += 1

@@ -122,7 +122,11 @@ def first_token_is_there(batch: Batch, pending: Batch, result: Any) -> bool:
     The device has nothing to do then until the launch, so processing first takes no overlap away. By a query
     of this rank's device: ranks may see different things, so this is for a scheduler without others.
     """
-    if not (pending.forward_mode.is_extend() and batch.forward_mode.is_decode()):
+    kind = pending.forward_mode
+    if kind.is_mixed() or not (kind.is_extend() and batch.forward_mode.is_decode()):
+        return False
+    # It reads the tokens that its request has got so far, in SGLang without the one that is pending.
+    if batch.sampling_info.has_custom_logit_processor:
         return False
     done = result.copy_done
     return (done is None or done.query()) and someone_waits_for_first_token(pending)
@@ -134,9 +138,16 @@ def _never_quick(batch: Batch) -> bool:
 
 
 def prefill_guard(
-    rule: PrefillRule, batch: Batch, pending: Batch, quick: Callable[[Batch], bool] = _never_quick
+    rule: PrefillRule,
+    batch: Batch,
+    pending: Batch,
+    quick: Callable[[Batch], bool] = _never_quick,
+    mixed_waits: bool = True,
 ) -> OverlapDecision | None:
     """Consecutive prefill outside DP attention. Mixed batches count as prefill, as upstream's do.
+
+    A mixed batch has decode rows of the pending one, prepared already; with a cache on the host it does not
+    wait (`upstream.host_cache`).
 
     A prefill that is launched sooner than the device computes one (`quick`) holds no first token up: its
     thread waits for the pending result after the launch anyway. To wait before only leaves the device idle.
@@ -144,6 +155,8 @@ def prefill_guard(
     if rule is PrefillRule.NEVER:
         return None
     if not (batch.forward_mode.is_extend() and pending.forward_mode.is_extend()):
+        return None
+    if not mixed_waits and batch.forward_mode.is_mixed():
         return None
     if rule is PrefillRule.ALWAYS:
         return CONSECUTIVE_PREFILL
@@ -167,6 +180,7 @@ def make_guard(
     dp_attention: bool,
     sync: bool = False,
     quick: Callable[[Batch], bool] = _never_quick,
+    mixed_waits: bool = True,
 ) -> Callable[[Batch, Any], OverlapDecision]:
     """Build the decision function of one event loop.
 
@@ -175,6 +189,7 @@ def make_guard(
         dp_attention: upstream's `require_mlp_sync`; the rule then sees `RankEqual` values only.
         sync: mode `sync`: nothing ever overlaps.
         quick: whether a prefill is launched as one graph, by what all ranks know alike.
+        mixed_waits: whether a mixed batch may wait for a pending prefill.
 
     Returns:
         `decide(batch, pending)`, called once per launch; `pending` is the batch whose result waits
@@ -189,7 +204,7 @@ def make_guard(
         if dp_attention:
             against = dp_prefill_guard(rule, RankEqual.of(batch), RankEqual.of(pending))
         else:
-            against = prefill_guard(rule, batch, pending, quick)
+            against = prefill_guard(rule, batch, pending, quick, mixed_waits)
         return against or grammar_guard(batch) or OVERLAPPED
 
     return decide

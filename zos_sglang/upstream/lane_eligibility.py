@@ -26,6 +26,7 @@ from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.upstream import hooks
+from zos_sglang.upstream.host_cache import has_host_cache
 from zos_sglang.upstream.lane_grammar import is_packed
 
 #: Upstream's own, and the one of its KV canary. Others may keep state from step to step.
@@ -56,16 +57,7 @@ def server_refusal(scheduler: Any) -> tuple[Refusal, str] | None:
         ),
         (Refusal.LORA_SERVER, "LoRA", bool(scheduler.enable_lora) or runner.lora_manager is not None),
         (Refusal.KV_POOL, "a KV pool of another kind", not _plain_pool(scheduler)),
-        (
-            Refusal.HOST_CACHE,
-            "a hierarchical cache",
-            bool(
-                scheduler.enable_hierarchical_cache
-                or scheduler.enable_lmcache
-                or scheduler.enable_hicache_storage
-                or scheduler.enable_unified_cache_external_linker
-            ),
-        ),
+        (Refusal.HOST_CACHE, "a hierarchical cache", has_host_cache(scheduler)),
         (
             Refusal.OUTPUT_PATH,
             "another output path",

@@ -28,6 +28,7 @@ from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.settings import Settings
 from zos_sglang.upstream.drain import drain
 from zos_sglang.upstream.first_token import FirstTokenExchange
+from zos_sglang.upstream.host_cache import has_host_cache
 from zos_sglang.upstream.prefill_graph import launched_as_graph
 from zos_sglang.upstream.releases import defers_coarse_barrier
 from zos_sglang.upstream.roles import COLOCATED, PREFILL, Role, role_of
@@ -254,7 +255,13 @@ class Runtime:
         scheduler.result_queue = queue
         sync = self.mode == "sync"
         rule, dp_attention = self.prefill_rule(), bool(scheduler.require_mlp_sync)
-        guard = make_guard(rule, dp_attention=dp_attention, sync=sync, quick=launched_as_graph(scheduler))
+        guard = make_guard(
+            rule,
+            dp_attention=dp_attention,
+            sync=sync,
+            quick=launched_as_graph(scheduler),
+            mixed_waits=not has_host_cache(scheduler),
+        )
         self.first_token.active = dp_attention and rule is PrefillRule.FIRST_TOKEN and not sync
         return EventLoop(
             self._port,
@@ -271,7 +278,8 @@ class Runtime:
     def _sends_early(self, scheduler: Any, sync: bool) -> bool:
         """Whether a first token that is there goes out before the next launch. Ranks may not see alike."""
         wanted = self.settings.first_token == "early" and not sync and self.role is COLOCATED
-        return wanted and scheduler.tp_group.world_size < 2 and scheduler.spec_algorithm.is_none()
+        alone = scheduler.tp_group.world_size < 2
+        return wanted and alone and scheduler.spec_algorithm.is_none() and not has_host_cache(scheduler)
 
     def _run_ours(self, loop: EventLoop, skip_intake: bool) -> Ended:
         self.loop = loop

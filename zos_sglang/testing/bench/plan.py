@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +26,7 @@ import psutil
 
 from zos_sglang.testing.bench.command import COULD_NOT, say
 from zos_sglang.testing.bench.record import write_json
+from zos_sglang.testing.server import dying_with_us
 
 #: Seconds between two looks at what is under way.
 LOOK_S = 0.5
@@ -35,7 +36,8 @@ Runs the commands of PLAN, a TOML file, each with its output in OUT/NAME.txt. Th
 the other, queues beside each other. Servers of all start at once and sleep (SIGSTOP) until their turn."""
 EPILOG = """\
 A job is a table [[job]]: name, command ({out} is OUT), and what is not as in [defaults]: gpu (0), queue (that
-of the GPU), cores (all; "0-15"), limit_s (600, from its turn), ahead (true: start its server at once), env.
+of the GPU), after (names of jobs of other queues), cores (all; "0-15"), limit_s (600, from its turn), start_s
+(480), ahead (true: start its one server at once; nobody measures before all of these are ready), env.
 Exit code: 0 every command ended with 0, 1 some did not, 2 could not run."""
 
 
@@ -61,8 +63,10 @@ class Job:
     command: str
     gpu: int = 0
     queue: str = ""
+    after: Sequence[str] = ()
     cores: str = ""
     limit_s: float = 600
+    start_s: float = 480
     ahead: bool = True
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -85,6 +89,9 @@ def plan_of(text: str) -> list[Job]:
     names = [job.name for job in jobs]
     if double := {name for name in names if names.count(name) > 1}:
         raise PlanError(f"more than one job is called {', '.join(sorted(double))}")
+    for place, job in enumerate(jobs):
+        if unknown := set(job.after) - set(names[:place]):
+            raise PlanError(f"{job.name}: after: no job {', '.join(sorted(unknown))} stands before it")
     return jobs
 
 
@@ -108,7 +115,8 @@ class Run:
             env["BENCH_AFTER"] = str(self._turn)
         with self.log.open("wb") as sink:
             self._process = subprocess.Popen(
-                self.job.words(self.out),
+                # A stopped process does not notice that it is alone.
+                [*dying_with_us(), *self.job.words(self.out)],
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
@@ -121,8 +129,7 @@ class Run:
         """From here on it measures, as soon as it is ready."""
         if self.state == State.WAITING:
             self.start()
-        for process in self._tree():
-            process.resume()
+        self._each(psutil.Process.resume)
         self._turn.touch()
         self.turn_at, self.state = time.monotonic(), State.RUNNING
 
@@ -133,25 +140,33 @@ class Run:
         if self._process.poll() is not None:
             self._end(self._process.returncode)
         elif self.state == State.STARTING and Path(f"{self._turn}.ready").exists():
-            for process in self._tree():
-                process.suspend()
+            self._each(psutil.Process.suspend)
             self.state = State.READY
-        elif self.state == State.RUNNING and time.monotonic() - self.turn_at > self.job.limit_s:
+        elif self._late():
             self.kill()
+
+    def _late(self) -> bool:
+        now, job = time.monotonic(), self.job
+        if self.state == State.STARTING:
+            return now - self.began > job.start_s
+        return self.state == State.RUNNING and now - self.turn_at > job.limit_s
 
     def kill(self) -> None:
         """End it and all that it has started."""
-        for process in self._tree():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        self._each(psutil.Process.kill)
         if self._process is not None and self.state != State.DONE:
             self._end(self._process.wait())
 
     def _end(self, code: int) -> None:
         self.code, self.state, self.ended = code, State.DONE, time.monotonic()
 
+    def _each(self, action: Callable[[psutil.Process], None]) -> None:
+        """Parents first. Compilers come and go in a server that starts."""
+        for process in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                action(process)
+
     def _tree(self) -> list[psutil.Process]:
-        """Parents first: who is stopped starts no others."""
         if self._process is None:
             return []
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -174,7 +189,10 @@ class Run:
 
 def last_line(log: Path) -> str:
     """The last line with something in it, at most 160 characters."""
-    text = log.read_text(errors="replace") if log.exists() else ""
+    text = ""
+    with contextlib.suppress(OSError), log.open("rb") as source:
+        source.seek(max(0, log.stat().st_size - 4096))
+        text = source.read().decode(errors="replace")
     lines = [line.rsplit("\r", 1)[-1].strip() for line in text.splitlines()[-20:]]
     return next((line[-160:] for line in reversed(lines) if line), "")
 
@@ -188,19 +206,25 @@ def queues_of(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def steps(runs: Sequence[Run]) -> Iterator[None]:
-    """Run them all; yields after every look at them."""
-    queues = queues_of(runs)
+    """Run them all; yields after every look at them. Turns begin when all that start ahead are ready."""
+    queues, by_name = queues_of(runs), {run.job.name: run for run in runs}
     for run in runs:
         if run.job.ahead:
             run.start()
     while any(run.state != State.DONE for run in runs):
-        for queue in queues:
-            for run in queue:
-                run.look()
-            left = [run for run in queue if run.state != State.DONE]
-            if left and left[0].state != State.RUNNING:
-                left[0].take_turn()
+        for run in runs:
+            run.look()
+        if not any(run.state == State.STARTING for run in runs):
+            for queue in queues:
+                first = next((run for run in queue if run.state != State.DONE), None)
+                if first is not None and first.state != State.RUNNING and _may(first, by_name):
+                    first.take_turn()
         yield
+
+
+def _may(run: Run, by_name: Mapping[str, Run]) -> bool:
+    # Those that --only left out are not waited for.
+    return all(by_name[name].state == State.DONE for name in run.job.after if name in by_name)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -245,7 +269,7 @@ def run(jobs: Sequence[Job], out: Path) -> int:
     def stop(*_: Any) -> NoReturn:
         sys.exit(COULD_NOT)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {kind: signal.signal(kind, stop) for kind in (signal.SIGTERM, signal.SIGHUP)}
     try:
         known: dict[str, State] = {}
         for _ in steps(runs):
@@ -259,7 +283,8 @@ def run(jobs: Sequence[Job], out: Path) -> int:
         for one in runs:
             one.kill()
         write_json(out / "state.json", [one.report() for one in runs])
-        signal.signal(signal.SIGTERM, before)
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
     return int(any(one.code for one in runs))
 
 

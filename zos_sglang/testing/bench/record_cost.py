@@ -64,8 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     result: dict[str, Any] = {**provenance("bench_record"), "batch": args.batch, "steps": args.steps}
     result["clocks_ns"] = {clock.__name__: look(clock) for clock in (perf_counter_ns, thread_time_ns)}
-    result["device_calls_ns"] = device_calls() if cuda_available() else {}
     try:
+        result["device_calls_ns"] = device_calls() if cuda_available() else {}
         with tempfile.TemporaryDirectory() as work:
             result["runs"] = list(_measure(args, Path(work)))
     except FAILURES as error:

@@ -246,7 +246,8 @@ def test_wrong_flags_are_refused(argv: list[str], complaint: str, capsys: pytest
 
 
 def test_a_wrong_env_pair_ends_with_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--env", "NOVALUE", "--cache", str(tmp_path)]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["--env", "NOVALUE", "--cache", str(tmp_path)])
     assert "--env 'NOVALUE': write NAME=VALUE" in capsys.readouterr().err
 
 
@@ -392,5 +393,6 @@ def test_the_servers_of_the_gpu_checks_get_what_is_asked_for(
 
 
 def test_an_env_without_a_value_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu_cli.main(["--rehearse", "--out", str(tmp_path), "--env", "ZOS_WAIT"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        gpu_cli.main(["--rehearse", "--out", str(tmp_path), "--env", "ZOS_WAIT"])
     assert "write NAME=VALUE" in capsys.readouterr().err

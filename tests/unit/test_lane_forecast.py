@@ -11,6 +11,7 @@ from sglang.srt.server_args import ServerArgs
 
 from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.upstream import decode_coverage, lane_build, lane_eligibility, port, runtime
+from zos_sglang.upstream.host_cache import has_host_cache
 from zos_sglang.upstream.lane_conditions import CONDITIONS, NEEDS_SERVER, NEEDS_SERVER_REFUSALS
 
 ASKED = (lane_eligibility.server_refusal, decode_coverage, lane_build, runtime)
@@ -151,9 +152,9 @@ def test_nothing_is_forecast_that_the_server_would_not_say() -> None:
 
 
 def test_every_single_thing_that_the_server_looks_at_has_its_condition() -> None:
-    sources = (lane_eligibility.server_refusal, lane_eligibility._plain_pool, lane_eligibility._diagnosed)
+    parts = lane_eligibility._plain_pool, lane_eligibility._diagnosed, has_host_cache
     names = set()
-    for source in sources:
+    for source in (lane_eligibility.server_refusal, *parts):
         for node in ast.walk(tree(source)):
             if isinstance(node, ast.Attribute) and not ast.unparse(node).startswith("Refusal."):
                 names.add(node.attr)

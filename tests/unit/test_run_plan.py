@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from zos_sglang.testing.bench.plan import Job, PlanError, Run, State, main, plan_of, run, steps
+from zos_sglang.testing.server import tree
 
 PLANS = Path(__file__).parents[2] / "bench" / "plans"
 
@@ -114,7 +115,8 @@ def test_a_job_past_its_limit_is_ended_with_all_that_it_started(tmp_path: Path) 
     started = Run(Job("a", f"-c {shlex.quote(parent)}", limit_s=1, ahead=False), tmp_path)
     children: list[psutil.Process] = []
     for _ in steps([started]):
-        children = children or started._tree()[1:]
+        assert started._process is not None
+        children = children or tree(started._process.pid)[1:]
         time.sleep(0.02)
     assert started.code == -9
     assert children

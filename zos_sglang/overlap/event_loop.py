@@ -229,8 +229,8 @@ class EventLoop:
         pending = self.queue[0][0] if self.queue else None
         try:
             decision = self.decide(batch, pending)
-            early, overlaps = self.early, decision.reason is _OVERLAPPED
-            if early is not None and overlaps and pending is not None and early(batch, *self.queue[0]):
+            early = self.early
+            if early is not None and self.queue and decision.overlap and early(batch, *self.queue[0]):
                 decision = EARLY_FIRST_TOKEN
         except Exception:
             # Not to overlap is right, if slower: the grammar guard protects answers.

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -34,6 +34,8 @@ _SIZES = (
 _PORTS = range(12000, 21000)
 #: Ports that this process has given out. Several servers choose theirs before the first one binds its own.
 _given: set[int] = set()
+#: Variable with the file that a measurement waits for once its server is ready.
+TURN = "BENCH_AFTER"
 #: Seconds for which a server keeps an idle connection. SGLang's five are httpx's as well: a client that came
 #: back after exactly five found its connection open and had it closed on its request.
 KEEP_ALIVE_S = 60
@@ -197,8 +199,8 @@ class ServerProcess:
         try:
             self._wait_ready(time.monotonic() + self.start_timeout_s)
             self._freeze_gc()
-            if turn := os.environ.get("BENCH_AFTER"):
-                Path(f"{turn}.ready").touch()
+            if turn := os.environ.get(TURN):
+                ready_file(turn).touch()
                 while not Path(turn).exists():
                     time.sleep(0.5)
         except BaseException:
@@ -277,6 +279,26 @@ def _runs(process: psutil.Process) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def ready_file(turn: str | Path) -> Path:
+    """What a measurement makes that waits for its turn, the file `turn`; see `ServerProcess.start`."""
+    return Path(f"{turn}.ready")
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and all below it, parents first; none if it has gone."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    return []
+
+
+def each_of_tree(pid: int, action: Callable[[psutil.Process], None]) -> None:
+    """Stop, wake or kill a process and all below it. Compilers come and go in a server that starts."""
+    for process in tree(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            action(process)
 
 
 def dying_with_us() -> list[str]:

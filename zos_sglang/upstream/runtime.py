@@ -278,8 +278,7 @@ class Runtime:
     def _sends_early(self, scheduler: Any, sync: bool) -> bool:
         """Whether a first token that is there goes out before the next launch. Ranks may not see alike."""
         wanted = self.settings.first_token == "early" and not sync and self.role is COLOCATED
-        alone = scheduler.tp_group.world_size < 2
-        return wanted and alone and scheduler.spec_algorithm.is_none() and not has_host_cache(scheduler)
+        return wanted and self.alone and scheduler.spec_algorithm.is_none() and not has_host_cache(scheduler)
 
     def _run_ours(self, loop: EventLoop, skip_intake: bool) -> Ended:
         self.loop = loop

@@ -6,7 +6,8 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -65,15 +66,23 @@ class Command:
 
 def measured(name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
     """What `measure` gives; None, after one line on stderr, where it could not run (`flags.FAILURES`)."""
-    # A time limit from outside must stop the servers too.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(COULD_NOT))
+    with exiting_on(signal.SIGTERM):
+        try:
+            return measure()
+        except FAILURES as error:
+            print(f"{name}: error: {error}", file=sys.stderr)
+            return None
+
+
+@contextmanager
+def exiting_on(*kinds: signal.Signals) -> Iterator[None]:
+    """Let these signals end us by SystemExit: a time limit from outside must stop the servers too."""
+    before = {kind: signal.signal(kind, lambda *_: sys.exit(COULD_NOT)) for kind in kinds}
     try:
-        return measure()
-    except FAILURES as error:
-        print(f"{name}: error: {error}", file=sys.stderr)
-        return None
+        yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 def drawn(name: str, draw: Callable[[], None]) -> bool:

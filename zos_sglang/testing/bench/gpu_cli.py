@@ -9,9 +9,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from zos_sglang.testing.bench.flags import env_flag, pair
 from zos_sglang.testing.bench.gpu import PARTS, Part, Scale
 from zos_sglang.testing.bench.record import print_table, provenance, write_json
 from zos_sglang.testing.bench.stats import TooFewSteps
-from zos_sglang.testing.server import ServerFailed, ServerProcess, cuda_available
+from zos_sglang.testing.server import ServerFailed, ServerProcess, cuda_available, each_of_tree
 
 #: Estimates of a start on an H200, seconds: the first one compiles kernels.
 _FIRST_START_S, _START_S = 110, 60
@@ -184,8 +184,7 @@ def _started(
         if index >= len(futures):
             futures.append(pool.submit(_start, server))
         futures[index].exception()  # waits; the part reports it
-        for process in _tree(server):
-            process.resume()
+        _each(server, psutil.Process.resume)
         yield futures[index]
         server.stop()
 
@@ -194,17 +193,13 @@ def _start(server: ServerProcess) -> ServerProcess:
     start = time.monotonic()
     server.start()
     print(f"  ready after {time.monotonic() - start:.0f} s: {server.log.name}", flush=True)
-    for process in _tree(server):
-        process.suspend()
+    _each(server, psutil.Process.suspend)
     return server
 
 
-def _tree(server: ServerProcess) -> list[psutil.Process]:
-    try:
-        root = psutil.Process(server.pid)
-        return [root, *root.children(recursive=True)]
-    except (psutil.NoSuchProcess, ServerFailed):
-        return []
+def _each(server: ServerProcess, action: Callable[[psutil.Process], None]) -> None:
+    with suppress(ServerFailed):  # it has not started
+        each_of_tree(server.pid, action)
 
 
 def _run(

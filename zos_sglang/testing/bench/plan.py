@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 
-from zos_sglang.testing.bench.command import COULD_NOT, say
+from zos_sglang.testing.bench.command import COULD_NOT, exiting_on, say
 from zos_sglang.testing.bench.record import write_json
-from zos_sglang.testing.server import dying_with_us
+from zos_sglang.testing.server import TURN, dying_with_us, each_of_tree, ready_file
 
 #: Seconds between two looks at what is under way.
 LOOK_S = 0.5
@@ -112,7 +112,7 @@ class Run:
         self.began = time.monotonic()
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": str(self.job.gpu), **self.job.env}
         if self.job.ahead:
-            env["BENCH_AFTER"] = str(self._turn)
+            env[TURN] = str(self._turn)
         with self.log.open("wb") as sink:
             self._process = subprocess.Popen(
                 # A stopped process does not notice that it is alone.
@@ -139,7 +139,7 @@ class Run:
             return
         if self._process.poll() is not None:
             self._end(self._process.returncode)
-        elif self.state == State.STARTING and Path(f"{self._turn}.ready").exists():
+        elif self.state == State.STARTING and ready_file(self._turn).exists():
             self._each(psutil.Process.suspend)
             self.state = State.READY
         elif self._late():
@@ -161,18 +161,8 @@ class Run:
         self.code, self.state, self.ended = code, State.DONE, time.monotonic()
 
     def _each(self, action: Callable[[psutil.Process], None]) -> None:
-        """Parents first. Compilers come and go in a server that starts."""
-        for process in self._tree():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                action(process)
-
-    def _tree(self) -> list[psutil.Process]:
-        if self._process is None:
-            return []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            root = psutil.Process(self._process.pid)
-            return [root, *root.children(recursive=True)]
-        return []
+        if self._process is not None:
+            each_of_tree(self._process.pid, action)
 
     def report(self) -> dict[str, Any]:
         """What is known, for state.json."""
@@ -266,26 +256,25 @@ def run(jobs: Sequence[Job], out: Path) -> int:
         stale.unlink()
     runs = [Run(job, out.resolve()) for job in jobs]
 
-    def stop(*_: Any) -> NoReturn:
-        sys.exit(COULD_NOT)
+    with exiting_on(signal.SIGTERM, signal.SIGHUP):
+        _follow(runs, out / "state.json")
+    return int(any(one.code for one in runs))
 
-    before = {kind: signal.signal(kind, stop) for kind in (signal.SIGTERM, signal.SIGHUP)}
+
+def _follow(runs: Sequence[Run], state: Path) -> None:
+    known: dict[str, State] = {}
     try:
-        known: dict[str, State] = {}
         for _ in steps(runs):
-            changed = {one.job.name: one.state for one in runs}
-            if changed != known:
+            found = {one.job.name: one.state for one in runs}
+            if found != known:
                 _say_changes(runs, known)
-                known = changed
-            write_json(out / "state.json", [one.report() for one in runs])
+                known = found
+            write_json(state, [one.report() for one in runs])
             time.sleep(LOOK_S)
     finally:
         for one in runs:
             one.kill()
-        write_json(out / "state.json", [one.report() for one in runs])
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
-    return int(any(one.code for one in runs))
+        write_json(state, [one.report() for one in runs])
 
 
 def _say_changes(runs: Sequence[Run], known: Mapping[str, State]) -> None:

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from argparse import Namespace
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from zos_sglang import __main__ as cli
 from zos_sglang import __version__, launch_server, settings_page
+from zos_sglang import cli as commands
 from zos_sglang.launch_server import prepare, split
 from zos_sglang.settings import Settings, SettingsError, flag_name
 from zos_sglang.testing import server
@@ -375,6 +377,30 @@ def test_the_version_is_printed():
         [sys.executable, "-m", "zos_sglang", "--version"], check=False, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, f"zos-sglang {__version__}\n")
+
+
+@pytest.mark.parametrize("words", [["settings"], ["--help"]])
+def test_a_python_without_what_we_need_is_told_in_one_line(words):
+    # -S: without the packages of this environment.
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "zos_sglang", *words],
+        env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert f"{sys.executable} has no module " in done.stderr and "pip install -e ." in done.stderr
+
+
+@pytest.mark.parametrize("name", [None, "zos_sglang.lost", "sglang.srt.lost"])
+def test_a_part_that_a_package_lacks_is_not_taken_for_a_missing_package(name, monkeypatch):
+    def fail(argv):
+        raise ModuleNotFoundError(name=name)
+
+    monkeypatch.setattr(commands, "main", fail)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["settings"])
 
 
 def test_a_refused_start_ends_the_process_with_code_2():

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from zos_sglang.__main__ import _parser
+from zos_sglang.cli import _parser
 from zos_sglang.observe import names
 from zos_sglang.observe.metric_families import FAMILIES
 from zos_sglang.observe.signs import Sign, Verdict

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from zos_sglang.__main__ import _parser
+from zos_sglang.cli import _parser
 from zos_sglang.modes import MODES
 from zos_sglang.overlap.guards import Reason
 from zos_sglang.resident.eligibility import Departure, Refusal

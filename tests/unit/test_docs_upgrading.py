@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from zos_sglang.__main__ import _parser
+from zos_sglang.cli import _parser
 from zos_sglang.upstream import releases
 from zos_sglang.upstream.hooks import HOOKS
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from zos_sglang import __version__, settings_page
+from zos_sglang.console import console
 from zos_sglang.observe.errors import ToolError
 from zos_sglang.observe.tools import TOOLS
 from zos_sglang.patchset import cli as patchset
@@ -86,10 +86,12 @@ def show_settings(args: argparse.Namespace) -> None:
         print(json.dumps(as_json(table), indent=2))
         return
     shown = Table("variable", "value", "from", "default", "allowed", "help", show_lines=True)
+    for column, width in zip(shown.columns[-2:], (50, 70), strict=True):
+        column.max_width = width  # prose, which no line need hold whole
     for row in table:
         # A value may look like markup: it is what somebody set.
         shown.add_row(row.name, escape(_text(row.value)), row.source, _text(row.default), *_about(row))
-    _console().print(shown)
+    console().print(shown)
 
 
 def show_patches(args: argparse.Namespace) -> None:
@@ -107,7 +109,7 @@ def show_patches(args: argparse.Namespace) -> None:
         print(json.dumps(table, indent=2))
         return
     for hook in table:
-        _console().print(_card(hook), "")
+        console().print(_card(hook), "")
 
 
 def _card(hook: dict[str, str]) -> Table:
@@ -122,11 +124,6 @@ def _card(hook: dict[str, str]) -> Table:
     ):
         card.add_row(f"[bold]{title}[/bold]", escape(text))
     return card
-
-
-def _console() -> Console:
-    """Wide where the output is no terminal: a log should hold whole names."""
-    return Console() if sys.stdout.isatty() else Console(width=200)
 
 
 def _about(row: Row) -> tuple[str, str]:

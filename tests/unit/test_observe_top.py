@@ -152,7 +152,7 @@ def test_a_terminal_is_kept_up_to_date_until_the_server_goes(
 ) -> None:
     out = io.StringIO()
     terminal = Console(file=out, force_terminal=True, width=100, height=60)
-    monkeypatch.setattr(top, "console", lambda: terminal)
+    monkeypatch.setattr(top, "console", lambda columns: terminal)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     looks = iter([server_of(steady(count, gpu=10, cpu=4)) for count in (80, 90)])
 

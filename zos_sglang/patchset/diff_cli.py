@@ -8,10 +8,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 import zos_sglang
+from zos_sglang.console import console
 from zos_sglang.patchset import fetch
 from zos_sglang.patchset.diff import Change, compare, lost_names
 from zos_sglang.patchset.errors import PatchError
@@ -83,24 +83,24 @@ def _other(args: argparse.Namespace) -> Tree:
 def _show(
     changes: list[Change], lost: dict[str, tuple[str, ...]], names: tuple[str, str], short: bool
 ) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    out = console()
     if not short:
         for change in changes:
             if change.diff:
-                console.print(change.diff, "", markup=False, soft_wrap=True)
+                out.print(change.diff, "", markup=False, soft_wrap=True)
     table = Table("status", "lines", "callable", title=f"SGLang {names[0]} to {names[1]}")
     table.columns[-1].overflow = "fold"
     for change in changes:
         lines = f"+{change.added} -{change.removed}" if change.status == "changed" else ""
         table.add_row(change.status, lines, change.target)
-    console.print(table)
+    out.print(table)
     for change in changes:
         if change.elsewhere:
             name = change.target.rsplit(".", 1)[1]
-            console.print(f"A {name} stands in {', '.join(change.elsewhere)}.", soft_wrap=True)
+            out.print(f"A {name} stands in {', '.join(change.elsewhere)}.", soft_wrap=True)
     if lost:
-        console.print(f"Names that zos_sglang/upstream uses and SGLang {names[1]} does not have:")
+        out.print(f"Names that zos_sglang/upstream uses and SGLang {names[1]} does not have:")
         for name, files in lost.items():
-            console.print(f"  {name} ({', '.join(files)})", markup=False, soft_wrap=True)
+            out.print(f"  {name} ({', '.join(files)})", markup=False, soft_wrap=True)
     same = sum(change.status == "same" for change in changes)
-    console.print(f"{same} of {len(changes)} callables are the same; {len(lost)} names are missing.")
+    out.print(f"{same} of {len(changes)} callables are the same; {len(lost)} names are missing.")

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from zos_sglang.console import console
 from zos_sglang.testing.models import ModelError, make_smollm2
 from zos_sglang.testing.server import ServerFailed, ServerProcess
 
@@ -145,23 +146,23 @@ def _read(answer: Answer, data: dict[str, Any], part: str) -> str:
 
 
 @contextmanager
-def _step(console: Console, what: str) -> Iterator[None]:
+def _step(out: Console, what: str) -> Iterator[None]:
     """Say what is being done, how long it has been going on, and how long it took."""
     started = time.monotonic()
-    with console.status(what):
+    with out.status(what):
         yield
-    console.print(f"{what}: {time.monotonic() - started:.0f} s")
+    out.print(f"{what}: {time.monotonic() - started:.0f} s")
 
 
 def run_side(
-    console: Console, name: str, model: Path, requests: list[Request], log: Path
+    out: Console, name: str, model: Path, requests: list[Request], log: Path
 ) -> tuple[list[Answer], dict[str, int]]:
     """Start one server, ask everything, stop it. Returns the answers and our launch reasons."""
     server = ServerProcess(model, mode=SIDES[name], log=log, cpu=True)
     try:
-        with _step(console, f"Starting {name}"):
+        with _step(out, f"Starting {name}"):
             server.start()
-        with _step(console, f"Asking {name} {len(requests)} questions at once"):
+        with _step(out, f"Asking {name} {len(requests)} questions at once"):
             answers = asyncio.run(ask_all(server.url, requests))
         info = httpx.get(f"{server.url}/server_info", timeout=60, trust_env=False).json()
         zos = info["internal_states"][0].get("zos") or {}
@@ -170,20 +171,18 @@ def run_side(
         server.stop()
 
 
-def report(
-    console: Console, requests: list[Request], answers: dict[str, list[Answer]], overlapped: str
-) -> bool:
+def report(out: Console, requests: list[Request], answers: dict[str, list[Answer]], overlapped: str) -> bool:
     """Print two answers, every difference and the table. Returns whether all are equal."""
     pairs = list(zip(requests, answers["ours"], answers["stock"], strict=True))
     for request, ours, _ in pairs[:2]:
         kind = "chat" if request.chat else "completion"
-        console.print(f"\n[bold]{kind}:[/bold] {escape(request.prompt)}")
-        console.print(escape(ours.text.strip()), style="green")
+        out.print(f"\n[bold]{kind}:[/bold] {escape(request.prompt)}")
+        out.print(escape(ours.text.strip()), style="green")
     equal = sum(ours.same_as(stock) for _, ours, stock in pairs)
     for request, ours, stock in pairs:
         if not ours.same_as(stock):
-            console.print(f"\n[red]differs:[/red] {escape(request.prompt)}")
-            console.print(f"  ours:  {escape(repr(ours))}\n  stock: {escape(repr(stock))}")
+            out.print(f"\n[red]differs:[/red] {escape(request.prompt)}")
+            out.print(f"  ours:  {escape(repr(ours))}\n  stock: {escape(repr(stock))}")
     table = Table(title="The same greedy requests, float32, on the CPU")
     for column in ("server", "answers equal", "requests", "tokens", "decode step", "overlapped"):
         table.add_column(column, justify="left" if column == "server" else "right")
@@ -193,9 +192,9 @@ def report(
         tokens = str(sum(answer.tokens for answer in side))
         share = overlapped if name == "ours" else "-"
         table.add_row(name, f"{equal} of {len(pairs)}", str(len(side)), tokens, step, share)
-    console.print()
-    console.print(table)
-    console.print("decode step: median time between the pieces of the streamed answers")
+    out.print()
+    out.print(table)
+    out.print("decode step: median time between the pieces of the streamed answers")
     return equal == len(pairs)
 
 
@@ -209,23 +208,23 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.requests < 1:
         parser.error("--requests: at least 1")
-    console = Console()
+    out = console()
     logs = CACHE / "demo-logs"
     try:
         if args.model is None:
-            with _step(console, "Making the demo model"):
+            with _step(out, "Making the demo model"):
                 args.model = make_smollm2(CACHE / "smollm2")
         requests = make_requests(args.requests)
         answers, reasons = {}, {}
         for name in SIDES:
-            answers[name], reasons[name] = run_side(console, name, args.model, requests, logs / f"{name}.log")
+            answers[name], reasons[name] = run_side(out, name, args.model, requests, logs / f"{name}.log")
     except (ModelError, ServerFailed, httpx.HTTPError) as error:
-        console.print(f"[red]demo failed:[/red] {escape(str(error) or repr(error))}")
-        console.print(f"logs: {logs}")
+        out.print(f"[red]demo failed:[/red] {escape(str(error) or repr(error))}")
+        out.print(f"logs: {logs}")
         return 1
     launches = reasons["ours"]
     overlapped = f"{launches.get('overlapped', 0)} of {sum(launches.values())}"
-    equal = report(console, requests, answers, f"{overlapped} launches")
+    equal = report(out, requests, answers, f"{overlapped} launches")
     if args.json:
         sides = {name: [asdict(answer) for answer in side] for name, side in answers.items()}
         result = {"equal": equal, "requests": [asdict(request) for request in requests]}
@@ -233,7 +232,7 @@ def main(argv: list[str] | None = None) -> int:
     if equal and not args.keep_logs:
         shutil.rmtree(logs, ignore_errors=True)
     else:
-        console.print(f"logs: {logs}")
+        out.print(f"logs: {logs}")
     return 0 if equal else 1
 
 

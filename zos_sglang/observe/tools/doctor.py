@@ -6,10 +6,10 @@ import argparse
 import json
 from typing import Any
 
+from zos_sglang.console import console
 from zos_sglang.observe.errors import ToolError
 from zos_sglang.observe.remote import look
 from zos_sglang.observe.tools import doctor_flags, doctor_server
-from zos_sglang.observe.tools.text import console
 
 TEXT = (
     "Say whether overlap and the resident lane are in effect, which rule in whose code turns them off, and "

@@ -7,9 +7,9 @@ import json
 from dataclasses import asdict, fields
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from zos_sglang.console import console
 from zos_sglang.observe.errors import ToolError
 from zos_sglang.observe.model import PREDICTED
 from zos_sglang.observe.simulate import Outcome, simulate
@@ -67,7 +67,7 @@ def show(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(as_json(workload, args.seed, outcomes), indent=2))
     else:
-        Console().print(table(outcomes))
+        console().print(table(outcomes))
     return 0
 
 

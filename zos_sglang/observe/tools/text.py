@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -28,12 +26,6 @@ LETTERS = {
     "sync": "S",
     "nothing-pending": "·",
 }
-WIDE = 150
-
-
-def console() -> Console:
-    """Wide where the output is no terminal: a file should hold whole lines."""
-    return Console(highlight=False) if sys.stdout.isatty() else Console(width=WIDE, highlight=False)
 
 
 def microseconds(value: float | None) -> str:

@@ -12,16 +12,18 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
+from zos_sglang.console import console
 from zos_sglang.observe.columns import from_columns, to_columns
 from zos_sglang.observe.errors import ToolError
 from zos_sglang.observe.names import AFTER_IDLE
 from zos_sglang.observe.remote import Server, look
-from zos_sglang.observe.tools.text import console
 from zos_sglang.observe.tools.top_view import view
 
 #: Steps in the timeline, and seconds between polls at the least: each is an arrival for the server.
 TIMELINE = 40
 LEAST_S = 0.2
+#: Where the output is no terminal: bars and tracks fill any width.
+COLUMNS = 150
 #: Counts of the lane that are shown.
 LANE = ("opened", "decode_steps", "steps", "faults", "left", "refused")
 
@@ -53,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """Poll until interrupted; one frame where the output is no terminal, or with --once."""
     if not args.interval >= LEAST_S:
         raise ToolError(f"--interval {args.interval:g}: not allowed. Allowed: a number from {LEAST_S:g}.")
-    screen = console()
+    screen = console(columns=COLUMNS)
     frame = measure(look(args.url, args.api_key, args.rank))
     if args.once or not (args.json or sys.stdout.isatty()):
         _print(frame, args.json, screen)

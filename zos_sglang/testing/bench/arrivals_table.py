@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zos_sglang.console import console
 from zos_sglang.testing.bench.arrivals_summary import TARGETS
-from zos_sglang.testing.bench.tables import console, median, medians, number, ranged, table
+from zos_sglang.testing.bench.tables import median, medians, number, ranged, table
 
-#: Columns where the output is no terminal: a row then stays one line.
-_WIDTH = 280
 FIGURES = (
     *("rate", "mode", "requests", "in flight", "tokens/s", "TTFT ms P50/P90/P99", "ITL ms P50/P90/P99"),
     *("gap P99", "E2E ms P50/P99", "bursts", "lane", "client CPU", "client lag P99", "answers"),
@@ -32,7 +31,7 @@ _LEFT = ("mode", "answers")
 def print_summary(data: Mapping[str, Any]) -> None:
     """Figures of every rate and mode, ratios over stock, and what went wrong."""
     summary, settings = data["summary"], data["settings"]
-    out = console(_WIDTH)
+    out = console()
     rows, names = summary["rows"], dict(SHOWN)
     repeats = max((row["repeats"] for row in rows), default=0)
     title = f"{settings['model']}, {settings['prompt']} in, {settings['output']} out"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from zos_sglang.console import console
 from zos_sglang.testing.bench.checkpoint import vocabulary
 from zos_sglang.testing.bench.client import BenchClient
 from zos_sglang.testing.bench.command import COULD_NOT, drawn, measured, say
@@ -127,7 +127,6 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def print_summary(summary: Mapping[str, Any]) -> None:
     """The table, and what was aimed at."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(
@@ -144,15 +143,15 @@ def print_summary(summary: Mapping[str, Any]) -> None:
             "-" if row["in_lane"] is None else f"{row['in_lane']:.1%}",
             summary["answers"][f"{row['share']:g}"],
         )
-    console = Console() if sys.stdout.isatty() else Console(width=140)
-    console.print(table)
+    out = console()
+    out.print(table)
     if memory := summary["memory"]:
-        console.print(
+        out.print(
             f"scheduler's memory: {memory['mib_before']} MiB after the first repeat, {memory['mib_after']} "
             f"after {memory['steps']} decode steps more"
         )
     if (met := target_met(summary)) is not None:
-        console.print(f"resident, {TARGET_SHARE:g} % over none at most {TARGET:g}: {'yes' if met else 'no'}")
+        out.print(f"resident, {TARGET_SHARE:g} % over none at most {TARGET:g}: {'yes' if met else 'no'}")
 
 
 def draw(summary: Mapping[str, Any], path: Path) -> None:

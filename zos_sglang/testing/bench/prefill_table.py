@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zos_sglang.console import console
 from zos_sglang.testing.bench.prefill_summary import ALWAYS, NEVER, OURS
-from zos_sglang.testing.bench.tables import console, median, medians, number, ranged, table
+from zos_sglang.testing.bench.tables import median, medians, number, ranged, table
 
-#: Columns where the output is no terminal: a row then stays one line.
-_WIDTH = 270
 FIGURES = (
     *("load", "rule", "TTFT ms P50/P90/P99", "E2E ms P50/P99", "output tokens/s", "all tokens/s"),
     *("stream ITL ms P50/P99", "longest gap", "burst s", "waited", "answers"),
@@ -30,7 +29,7 @@ _LEFT = ("load", "rule", "over", "answers")
 
 def print_summary(data: Mapping[str, Any]) -> None:
     """Figures of every load and contender, ratios, whether targets are met, and what went wrong."""
-    summary, out = data["summary"], console(_WIDTH)
+    summary, out = data["summary"], console()
     rows = summary["rows"]
     repeats = max((row["repeats"] for row in rows), default=0)
     title = f"{data['identity']['model']}: medians over {repeats} repeats"

@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from zos_sglang.console import console
+
 PACKAGES = ("sglang", "torch", "triton", "flashinfer-python", "sglang-kernel")
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -95,7 +97,6 @@ def _compact(data: Any, indent: int = 0) -> str:
 
 def print_table(result: dict[str, Any]) -> None:
     """Batch by mode: scheduler CPU and step time with quartiles, ratios to the base, digests."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"{result['title']}: median (quartiles) over {result['settings']['repeats']} repeats")
@@ -121,7 +122,7 @@ def print_table(result: dict[str, Any]) -> None:
             _range(entry["wall"]) if entry else "1",
             result["digests"][str(cell["batch"])]["verdict"],
         )
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    console().print(table)
 
 
 def _span(found: dict[str, float]) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 from time import perf_counter_ns, thread_time_ns
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from zos_sglang.console import console
 from zos_sglang.testing.bench.client import BenchClient, BenchError, prompts
 from zos_sglang.testing.bench.flags import FAILURES, json_flag, model_flags, modes_of
 from zos_sglang.testing.bench.record import provenance, write_json
@@ -173,9 +173,9 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         cells = [_range(row[name], 1) for name in ("total_us", "flush_us", "off_us")]
         table.add_row(row["mode"], "yes" if row["trace"] else "no", *cells, _range(row["share"], 3))
-    console = Console() if sys.stdout.isatty() else Console(width=140)
-    console.print(table)
-    console.print(f"aimed at, without a trace: {TARGET_US:g} us and {TARGET_SHARE:.0%}")
+    out = console()
+    out.print(table)
+    out.print(f"aimed at, without a trace: {TARGET_US:g} us and {TARGET_SHARE:.0%}")
 
 
 def _range(found: dict[str, float], digits: int) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zos_sglang.console import console
 from zos_sglang.testing.bench.serving import name_of
-from zos_sglang.testing.bench.tables import console, median, medians, number, ranged, table
+from zos_sglang.testing.bench.tables import median, medians, number, ranged, table
 
-#: Columns where the output is no terminal: a row then stays one line.
-_WIDTH = 300
 _LEFT = ("load", "mode", "answers")
 FIGURES = (
     *("load", "mode", "requests", "in flight", "requests/s", "tokens/s", "TTFT ms P50/P90/P99"),
@@ -31,7 +30,7 @@ SHOWN = (
 
 def print_summary(data: Mapping[str, Any]) -> None:
     """Figures of every load and mode, ratios over stock, and what went wrong."""
-    summary, out = data["summary"], console(_WIDTH)
+    summary, out = data["summary"], console()
     rows = summary["rows"]
     repeats = max((row["repeats"] for row in rows), default=0)
     title = f"{data['identity']['model']}: medians over up to {repeats} repeats"

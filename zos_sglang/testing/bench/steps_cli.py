@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from zos_sglang.console import console
 from zos_sglang.testing.bench.check import Check
 from zos_sglang.testing.bench.checkpoint import vocabulary
 from zos_sglang.testing.bench.client import BenchClient
@@ -100,9 +100,9 @@ def _print(waves: Sequence[dict[str, Any]], checks: Sequence[Check]) -> None:
     table = Table(*names, title="medians of a decode step")
     for wave in waves:
         table.add_row(*row(wave))
-    console = Console() if sys.stdout.isatty() else Console(width=140)
-    console.print(table)
+    out = console()
+    out.print(table)
     for one in checks:
         if not one.ok:
-            console.print(f"FAIL {one.what}: {one.found}", markup=False)
-    console.print(f"{sum(one.ok for one in checks)} of {len(checks)} checks hold")
+            out.print(f"FAIL {one.what}: {one.found}", markup=False)
+    out.print(f"{sum(one.ok for one in checks)} of {len(checks)} checks hold")

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-
-def console(width: int) -> Any:
-    """A console as wide as the terminal, or `width` columns where there is none: a row stays one line."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else width, highlight=False)
 
 
 def table(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zos_sglang.console import console
 from zos_sglang.testing.bench.summary import name_of
-from zos_sglang.testing.bench.tables import console, number, ranged, table
+from zos_sglang.testing.bench.tables import number, ranged, table
 
-#: Columns where the output is no terminal: a row then stays one line.
-_WIDTH = 220
 _COLUMNS = (
     "attention",
     "in:out",
@@ -45,7 +44,7 @@ _LEFT = ("attention", "mode", "answers")
 def print_summary(data: Mapping[str, Any]) -> None:
     """Every point and mode, the geometric means, and what was skipped or went wrong."""
     summary = data["summary"]
-    out = console(_WIDTH)
+    out = console()
     repeats = max((row["repeats"] for row in summary["rows"]), default=0)
     out.print(
         table(

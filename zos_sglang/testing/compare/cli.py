@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 import shutil
-import sys
 import tempfile
 import time
 from importlib import metadata
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from zos_sglang.console import console
 from zos_sglang.modes import MODES
 from zos_sglang.testing.bench.flags import env_flag, pair
 from zos_sglang.testing.bench.record import provenance
@@ -34,14 +34,12 @@ def main(argv: list[str] | None = None) -> int:
     """Run the regression; returns the exit code."""
     parser = _parser()
     args = parser.parse_args(argv)
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    out = console()
     scenarios = _chosen(parser, args)
     if args.list:
         for scenario in scenarios:
             where = " (not on CPU)" if scenario.not_on_cpu else ""
-            console.print(
-                f"{scenario.name:20} {scenario.about} [{scenario.config.name}]{where}", markup=False
-            )
+            out.print(f"{scenario.name:20} {scenario.about} [{scenario.config.name}]{where}", markup=False)
         return 0
     cpu = not cuda_available()
     logs = Path(tempfile.mkdtemp(prefix="compare-stock-"))
@@ -59,18 +57,18 @@ def main(argv: list[str] | None = None) -> int:
             env={"OMP_NUM_THREADS": "1"} if args.model in TINY else {},
             args=tuple(shlex.split(args.server_args)),
             our_env=dict(map(pair, args.env)),
-            say=lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
+            say=lambda text: out.print(text, markup=False, highlight=False, soft_wrap=True),
             stock=stock,
         )
-        failed |= not _run(console, args, plan, scenarios)
+        failed |= not _run(out, args, plan, scenarios)
     if args.keep_logs or failed:
-        console.print(f"server logs: {logs}")
+        out.print(f"server logs: {logs}")
     else:
         shutil.rmtree(logs, ignore_errors=True)
     return 1 if failed else 0
 
 
-def _run(console: Console, args: argparse.Namespace, plan: runner.Plan, scenarios: list[Scenario]) -> bool:
+def _run(out: Console, args: argparse.Namespace, plan: runner.Plan, scenarios: list[Scenario]) -> bool:
     """Play in one mode, print and write what came of it; whether all is well."""
     begun = time.monotonic()
     results = runner.run(plan, scenarios)
@@ -78,13 +76,13 @@ def _run(console: Console, args: argparse.Namespace, plan: runner.Plan, scenario
     label = "a second stock process" if plan.mode is None else f"ours in mode {plan.mode}"
     title = f"stock against {label}, {args.model}, {seconds:.0f} s"
     resident = plan.mode == "resident"
-    report.print_report(console, results, title, resident=resident)
+    report.print_report(out, results, title, resident=resident)
     if args.json is not None:
         path = Path(args.json.replace("{mode}", plan.mode or "stock-process"))
         report.write_json(path, results, _describe(args, plan, seconds), resident=resident)
     unseen = _unseen(args, results) if resident else []
     for sentence in unseen:
-        console.print(sentence, markup=False, soft_wrap=True)
+        out.print(sentence, markup=False, soft_wrap=True)
     return not unseen and all(result.passed for result in results)
 
 

@@ -94,7 +94,7 @@ def _plain(key: str) -> str:
 
 def _print_failure(console: Console, result: Result) -> None:
     name = result.scenario.name
-    console.rule(f"[red]{name}[/]")
+    console.print(f"\n[bold red]{name}[/]")
     for fault in result.faults:
         console.print(f"  {escape(fault)}", soft_wrap=True)
     if not result.differences:

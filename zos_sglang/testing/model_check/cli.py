@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from zos_sglang.console import console
 from zos_sglang.testing.bench.record import write_json
 from zos_sglang.testing.model_check import records, waves
 from zos_sglang.testing.model_check.compare import LIMIT, line, summary
@@ -92,8 +92,8 @@ def show(result: dict[str, Any]) -> None:
             "" if one["cpu_ratio"] is None else f"{one['cpu_ratio']:.2f}",
             one["cause"] or "",
         )
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    console.print(table)
+    out = console()
+    out.print(table)
     for mode, found in result["summary"].items():
         text = (
             f"{mode}: {found['within']} of {found['settings']} within {LIMIT:.0%},"
@@ -104,7 +104,7 @@ def show(result: dict[str, Any]) -> None:
                 f"; with its own CPU {found['own_cpu_within']} of {found['own_cpu_settings']},"
                 f" worst {found['own_cpu_worst']:+.1%}"
             )
-        console.print(text)
+        out.print(text)
 
 
 def _error(share: float | None) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from zos_sglang.console import console
 from zos_sglang.testing.bench.check import Check
 from zos_sglang.testing.soak.run import Soak
 from zos_sglang.testing.soak.watch import growth
@@ -87,7 +88,6 @@ def checks_of(soak: Soak, found: Mapping[str, Any]) -> list[Check]:
 
 def print_report(found: Mapping[str, Any]) -> None:
     """The table, faults first."""
-    from rich.console import Console
     from rich.table import Table
 
     for sentence in found["wrong"]:
@@ -108,5 +108,5 @@ def print_report(found: Mapping[str, Any]) -> None:
         table.add_row(name, f"{words}; {seen['fds']} descriptors, {seen['fds_per_minute']:+} a minute")
     for check in found["checks"]:
         table.add_row("holds" if check["ok"] else "DOES NOT HOLD", f"{check['what']}: {check['found']}")
-    Console(width=120).print(table)
+    console().print(table)
     print("PASS" if found["passed"] else "FAIL")

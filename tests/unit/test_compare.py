@@ -491,10 +491,19 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, argv: list[str], result: Result | N
 
 def test_exit_code_0_if_all_is_equal(monkeypatch: pytest.MonkeyPatch, folder: str, tmp_path: Path) -> None:
     out = tmp_path / "out" / "result.json"
-    assert run_cli(monkeypatch, ["--model", folder, "--json", str(out)]) == 0
+    assert run_cli(monkeypatch, ["--model", folder, "--out", str(out)]) == 0
     written = json.loads(out.read_text())
     assert written["scenarios"][0]["equal"] is True
     assert "1 of 1 scenarios equal; 2 requests and 8 tokens" in written["totals"]
+
+
+def test_json_is_all_that_stdout_gets_one_line_a_mode(
+    monkeypatch: pytest.MonkeyPatch, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli(monkeypatch, ["--model", folder, "--mode", "overlap,resident", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["run"]["mode"] for line in out.splitlines()] == ["overlap", "resident"]
+    assert "1 of 1 scenarios equal" in err
 
 
 def test_several_modes_are_held_against_one_play_of_stock(
@@ -518,7 +527,7 @@ def test_several_modes_are_held_against_one_play_of_stock(
         "--mode",
         "overlap,resident,sync",
     ]
-    argv += ["--server-args", "--tp 2", "--env", "ZOS_CHECK_RANKS=8", "--json", str(tmp_path / "{mode}.json")]
+    argv += ["--server-args", "--tp 2", "--env", "ZOS_CHECK_RANKS=8", "--out", str(tmp_path / "{mode}.json")]
     assert cli.main(argv) == 1
     # Stock without overlap, which mode sync is held against, is another stock.
     sides = [("stock", None), ("ours", "overlap"), ("ours", "resident"), ("stock", None), ("ours", "sync")]
@@ -546,7 +555,7 @@ def test_exit_code_1_and_the_differing_request_shown(
     records = answers()
     records["second"].token_ids = [1, 2, 9, 4]
     out = tmp_path / "result.json"
-    assert run_cli(monkeypatch, ["--model", folder, "--json", str(out)], judged(records=records)) == 1
+    assert run_cli(monkeypatch, ["--model", folder, "--out", str(out)], judged(records=records)) == 1
     shown = capsys.readouterr().out
     assert "second: token_ids at [2]: stock 3, ours 9" in shown
     assert '"text": "hello"' in shown and "[1, 2, 9, 4]" in shown and "[1, 2, 3, 4]" in shown
@@ -565,7 +574,7 @@ def test_exit_code_1_and_the_differing_request_shown(
         (["--suite", "everything"], "invalid choice"),
         (["--mode", "warp"], "invalid choice"),
         (["--config", "no-such-start"], "no-such-start: unknown; one of delay-sample"),
-        (["--mode", "overlap,resident", "--json", "one.json"], "write {mode} where the name of each goes"),
+        (["--mode", "overlap,resident", "--out", "one.json"], "write {mode} where the name of each goes"),
         (["--model", "/nowhere"], "--model /nowhere: neither tiny"),
     ],
 )

@@ -195,19 +195,18 @@ def test_shares_and_reasons_are_printed_and_written(tmp_path: Path) -> None:
     assert "lane: 90 % of 80 decode steps, opened 8" in text
     assert "left: finish 2, intake 6; refused: grammar 8, model 1" in text
     assert summary({}).endswith("left: none; refused: none")
-    report.write_json(tmp_path / "out.json", suite(), {}, resident=True)
+    report.write_json(tmp_path / "out.json", report.document(suite(), {}, resident=True))
     written = json.loads((tmp_path / "out.json").read_text())
     assert written["lane"]["left"] == {"finish": 2, "intake": 6}
     assert written["scenarios"][0]["lane"]["share"] == 0.9
     assert not any(key.startswith("lane.") for key in written["scenarios"][0]["zos"])
 
 
-def test_other_modes_say_nothing_of_the_lane(tmp_path: Path) -> None:
+def test_other_modes_say_nothing_of_the_lane() -> None:
     console = Console(record=True, width=200)
     report.print_report(console, suite(), "title")
     assert "lane" not in console.export_text()
-    report.write_json(tmp_path / "out.json", suite(), {})
-    assert "lane" not in json.loads((tmp_path / "out.json").read_text())["scenarios"][0]
+    assert "lane" not in report.document(suite(), {})["scenarios"][0]
 
 
 @pytest.mark.parametrize(

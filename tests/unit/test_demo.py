@@ -1,10 +1,13 @@
 """The demo's verdict and its mix of requests."""
 
 import io
+import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from zos_sglang.testing import demo
 from zos_sglang.testing.demo import Answer, make_requests, report
 
 
@@ -38,3 +41,14 @@ def test_the_verdict_is_equal_only_if_every_answer_is(ours: Answer, equal: bool)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert ("differs:" in shown) is not equal
     assert f"{1 + equal} of 2" in shown
+
+
+def test_json_is_all_that_stdout_gets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(demo, "CACHE", tmp_path)
+    monkeypatch.setattr(demo, "run_side", lambda *_: ([Answer("Paris.", "stop", 3)], {"overlapped": 2}))
+    assert demo.main(["--model", "any", "--requests", "1", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["equal"] is True
+    assert "1 of 1" in err

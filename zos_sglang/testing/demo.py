@@ -25,6 +25,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from zos_sglang.console import console
+from zos_sglang.testing.bench.flags import json_flag
 from zos_sglang.testing.models import ModelError, make_smollm2
 from zos_sglang.testing.server import ServerFailed, ServerProcess
 
@@ -203,12 +204,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m zos_sglang.testing.demo")
     parser.add_argument("--model", type=Path, help="model folder (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--requests", type=int, default=16, help="how many (default 16)")
-    parser.add_argument("--json", type=Path, help="write requests, answers and times to this file")
+    json_flag(parser)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write requests, answers and times there")
     parser.add_argument("--keep-logs", action="store_true", help="keep the servers' logs")
     args = parser.parse_args(argv)
     if args.requests < 1:
         parser.error("--requests: at least 1")
-    out = console()
+    out = console(sys.stderr if args.json else None)
     logs = CACHE / "demo-logs"
     try:
         if args.model is None:
@@ -225,10 +227,16 @@ def main(argv: list[str] | None = None) -> int:
     launches = reasons["ours"]
     overlapped = f"{launches.get('overlapped', 0)} of {sum(launches.values())}"
     equal = report(out, requests, answers, f"{overlapped} launches")
+    result = {
+        "equal": equal,
+        "requests": [asdict(request) for request in requests],
+        **{name: [asdict(answer) for answer in side] for name, side in answers.items()},
+        "reasons": launches,
+    }
     if args.json:
-        sides = {name: [asdict(answer) for answer in side] for name, side in answers.items()}
-        result = {"equal": equal, "requests": [asdict(request) for request in requests]}
-        args.json.write_text(json.dumps(result | sides | {"reasons": launches}, indent=1))
+        print(json.dumps(result))
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1))
     if equal and not args.keep_logs:
         shutil.rmtree(logs, ignore_errors=True)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import shutil
+import sys
 import tempfile
 import time
 from importlib import metadata
@@ -34,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the regression; returns the exit code."""
     parser = _parser()
     args = parser.parse_args(argv)
-    out = console()
+    out = console(sys.stderr if args.json else None)
     scenarios = _chosen(parser, args)
     if args.list:
         for scenario in scenarios:
@@ -77,9 +78,11 @@ def _run(out: Console, args: argparse.Namespace, plan: runner.Plan, scenarios: l
     title = f"stock against {label}, {args.model}, {seconds:.0f} s"
     resident = plan.mode == "resident"
     report.print_report(out, results, title, resident=resident)
-    if args.json is not None:
-        path = Path(args.json.replace("{mode}", plan.mode or "stock-process"))
-        report.write_json(path, results, _describe(args, plan, seconds), resident=resident)
+    found = report.document(results, _describe(args, plan, seconds), resident=resident)
+    if args.json:
+        print(report.as_text(found), flush=True)
+    if args.out is not None:
+        report.write_json(Path(args.out.replace("{mode}", plan.mode or "stock-process")), found)
     unseen = _unseen(args, results) if resident else []
     for sentence in unseen:
         out.print(sentence, markup=False, soft_wrap=True)
@@ -108,7 +111,10 @@ def _parser() -> argparse.ArgumentParser:
         help=f"modes of ours, of {', '.join(OUR_MODES)}; stock is played once (overlap)",
     )
     parser.add_argument(
-        "--json", metavar="FILE", help="write the results there; with several modes {mode} stands for each"
+        "--json", action="store_true", help="print the results as JSON, one line a mode; the rest on stderr"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="write the results there; with several modes {mode} stands for each"
     )
     parser.add_argument("--keep-logs", action="store_true", help="keep the servers' logs")
     parser.add_argument(
@@ -137,8 +143,8 @@ def _modes(text: str) -> tuple[str, ...]:
 
 
 def _chosen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[Scenario]:
-    if len(args.mode) > 1 and args.json is not None and "{mode}" not in args.json:
-        parser.error(f"--json {args.json}: with several modes, write {{mode}} where the name of each goes")
+    if len(args.mode) > 1 and args.out is not None and "{mode}" not in args.out:
+        parser.error(f"--out {args.out}: with several modes, write {{mode}} where the name of each goes")
     for flag, names, known in (
         ("scenario", args.scenario, [scenario.name for scenario in ALL]),
         ("config", args.config, sorted({scenario.config.name for scenario in ALL})),

@@ -1,4 +1,4 @@
-"""What people read at the end: one table, the first differing request in full, one JSON file."""
+"""What comes of it: a table and the first differing request in full for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -130,21 +130,30 @@ def _dump(value: Any) -> str:
     return text if len(text) <= LONG else text[:LONG] + f"... ({len(text)} characters)"
 
 
-def write_json(path: Path, results: list[Result], run: dict[str, Any], *, resident: bool = False) -> None:
-    """Write everything that the table shows, and all differences, as JSON.
+def document(results: list[Result], run: dict[str, Any], *, resident: bool = False) -> dict[str, Any]:
+    """Everything that the table shows, and all differences; `as_text` makes JSON of it.
 
     `run` describes the run itself (suite, model, mode, versions). Answers are not repeated where
     they are equal. `resident` adds what the lane did.
     """
-    document = {
+    return {
         "run": run,
         "totals": totals(results),
         **({"lane": lane.block(lane_total(results))} if resident else {}),
         **({"ranks": ranks} if (ranks := ranks_total(results)) else {}),
         "scenarios": [_result_json(result, resident) for result in results],
     }
+
+
+def as_text(found: dict[str, Any], indent: int | None = None) -> str:
+    """A document as JSON, on one line unless `indent` is given."""
+    return json.dumps(found, indent=indent, ensure_ascii=False, default=str)
+
+
+def write_json(path: Path, found: dict[str, Any]) -> None:
+    """Write a document, in a folder that is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False, default=str) + "\n")
+    path.write_text(as_text(found, indent=1) + "\n")
 
 
 def ranks_total(results: list[Result]) -> dict[str, int]:

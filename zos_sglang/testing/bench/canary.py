@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 
+from zos_sglang.testing.bench.ending import run_until_ended
 from zos_sglang.testing.server import ServerProcess
 
 FLAGS = ("--kv-canary", "raise", "--sampling-backend", "token_oracle")
@@ -96,7 +97,7 @@ def play(server: ServerProcess, load: Load) -> dict[str, Any]:
     A server that died, or gave a wrong answer, shows in the result, not as an exception.
     """
     start = time.monotonic()
-    tally = asyncio.run(_Player(server.url, load).run())
+    tally = run_until_ended(_Player(server.url, load).run())
     log = server.log_text()
     stats = _STATS.findall(log)
     retracted = [int(count) for count in _RETRACTED.findall(log)]

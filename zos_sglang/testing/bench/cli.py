@@ -11,7 +11,8 @@ from typing import Any
 
 from zos_sglang.testing.bench.checkpoint import vocabulary
 from zos_sglang.testing.bench.client import BenchClient
-from zos_sglang.testing.bench.command import COULD_NOT, measured
+from zos_sglang.testing.bench.command import measured
+from zos_sglang.testing.bench.ending import COULD_NOT
 from zos_sglang.testing.bench.flags import (
     json_flag,
     model_flags,

@@ -6,18 +6,16 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from zos_sglang.testing.bench.ending import COULD_NOT, exiting_on
 from zos_sglang.testing.bench.flags import FAILURES, json_flag
 from zos_sglang.testing.bench.plots import PlotError
 
-#: Exit code of a command that could not run, or could not do what it was asked for.
-COULD_NOT = 2
 #: What `exit_of` means, for --help.
 EXIT_CODES = """\
 Exit code: 0 done, 1 requests failed, or answers differ where they must not (--exact, the default on a CPU in
@@ -72,17 +70,6 @@ def measured(name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]
         except FAILURES as error:
             print(f"{name}: error: {error}", file=sys.stderr)
             return None
-
-
-@contextmanager
-def exiting_on(*kinds: signal.Signals) -> Iterator[None]:
-    """Let these signals end us by SystemExit: a time limit from outside must stop the servers too."""
-    before = {kind: signal.signal(kind, lambda *_: sys.exit(COULD_NOT)) for kind in kinds}
-    try:
-        yield
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
 
 
 def drawn(name: str, draw: Callable[[], None]) -> bool:

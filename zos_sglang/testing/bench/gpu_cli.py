@@ -23,6 +23,7 @@ from zos_sglang.testing.bench import canary
 from zos_sglang.testing.bench.check import Check
 from zos_sglang.testing.bench.checkpoint import Shape
 from zos_sglang.testing.bench.client import BenchError
+from zos_sglang.testing.bench.ending import exiting_on
 from zos_sglang.testing.bench.flags import env_flag, pair
 from zos_sglang.testing.bench.gpu import PARTS, Part, Scale
 from zos_sglang.testing.bench.record import print_table, provenance, write_json
@@ -98,8 +99,6 @@ def main(argv: list[str] | None = None) -> int:
     full = Scale(repeats=args.repeats, canary=canary.Load(tokens=args.canary_tokens, limit_s=limit_s))
     scale = REHEARSAL if args.rehearse else full
     parts = [PARTS[name] for name in args.part or PARTS]
-    # A time limit from outside must stop the servers too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))
     together = not args.one_by_one and (os.cpu_count() or 1) >= 2 * len(parts)
     estimate = sum(part.seconds for part in parts) + _FIRST_START_S
     estimate += (_START_S if together else _START_S * (len(parts) - 1)) if len(parts) > 1 else 0
@@ -109,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         models = args.models or Path(scratch)
         report = Report(args.out, provenance("gpu_check"))
-        with ExitStack() as stack:
+        with exiting_on(signal.SIGTERM), ExitStack() as stack:
             configs = [part.config(models, scale) for part in parts]
             servers = [
                 replace(config, env={**config.env, **env}).server(args.out / f"{part.name}.log", 420)

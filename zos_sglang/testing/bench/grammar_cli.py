@@ -12,7 +12,8 @@ from typing import Any
 from zos_sglang.console import console
 from zos_sglang.testing.bench.checkpoint import vocabulary
 from zos_sglang.testing.bench.client import BenchClient
-from zos_sglang.testing.bench.command import COULD_NOT, drawn, measured, say
+from zos_sglang.testing.bench.command import drawn, measured, say
+from zos_sglang.testing.bench.ending import COULD_NOT
 from zos_sglang.testing.bench.flags import (
     json_flag,
     model_flags,

@@ -13,7 +13,8 @@ from zos_sglang.modes import MODES
 from zos_sglang.testing.bench.arrivals_load import Clients
 from zos_sglang.testing.bench.checkpoint import vocabulary
 from zos_sglang.testing.bench.client import BenchClient
-from zos_sglang.testing.bench.command import COULD_NOT, measured, say
+from zos_sglang.testing.bench.command import measured, say
+from zos_sglang.testing.bench.ending import COULD_NOT
 from zos_sglang.testing.bench.flags import (
     clients_of,
     json_flag,

@@ -24,7 +24,8 @@ from typing import Any
 
 import psutil
 
-from zos_sglang.testing.bench.command import COULD_NOT, exiting_on, say
+from zos_sglang.testing.bench.command import say
+from zos_sglang.testing.bench.ending import COULD_NOT, exiting_on
 from zos_sglang.testing.bench.record import write_json
 from zos_sglang.testing.server import TURN, dying_with_us, each_of_tree, ready_file
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from zos_sglang.console import console
 from zos_sglang.modes import MODES
+from zos_sglang.testing.bench.ending import exiting_on
 from zos_sglang.testing.bench.flags import env_flag, pair
 from zos_sglang.testing.bench.record import provenance
 from zos_sglang.testing.compare import report, runner
@@ -61,7 +63,8 @@ def main(argv: list[str] | None = None) -> int:
             say=lambda text: out.print(text, markup=False, highlight=False, soft_wrap=True),
             stock=stock,
         )
-        failed |= not _run(out, args, plan, scenarios)
+        with exiting_on(signal.SIGTERM):
+            failed |= not _run(out, args, plan, scenarios)
     if args.keep_logs or failed:
         out.print(f"server logs: {logs}")
     else:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 
+from zos_sglang.testing.bench.ending import run_until_ended
 from zos_sglang.testing.compare.client import Client
 from zos_sglang.testing.compare.evidence import (
     Counters,
@@ -202,7 +203,7 @@ def _play_group(plan: Plan, config: ServerConfig, side: Side, scenarios: list[Sc
             with server:
                 plan.say(f"{config.name}: {side.name} up after {time.monotonic() - begun:.0f} s")
                 for scenario in scenarios[len(played) :]:
-                    played.append(asyncio.run(_play(plan, scenario, side, server)))
+                    played.append(run_until_ended(_play(plan, scenario, side, server)))
                     last = played[-1]
                     plan.say(
                         f"  {scenario.name} on {side.name}: {len(last.records)} requests, "

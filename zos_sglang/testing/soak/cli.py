@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from zos_sglang.testing.bench import canary
-from zos_sglang.testing.bench.command import COULD_NOT, measured, say
+from zos_sglang.testing.bench.command import measured, say
+from zos_sglang.testing.bench.ending import COULD_NOT, run_until_ended
 from zos_sglang.testing.bench.flags import json_flag, model_flags, server_flags, server_options
 from zos_sglang.testing.bench.record import provenance, write_json
 from zos_sglang.testing.bench.serve import WIDE, Config, find_model
@@ -91,7 +91,7 @@ def soak(args: argparse.Namespace) -> dict[str, Any]:
     log = (args.out or Path(".cache/soak.json")).with_suffix(".server.log")
     with config.server(log, args.start_timeout_s) as server:
         run = Soak(server, settings, say)
-        asyncio.run(run.run())
+        run_until_ended(run.run())
         report = report_of(run)
     return {**head, "model": args.model, **report}
 

@@ -27,12 +27,12 @@ from zos_sglang.settings import (
     is_switch,
 )
 from zos_sglang.upstream import preflight
+from zos_sglang.upstream.cpu_start import ON_A_CPU
 
 PROG = "python -m zos_sglang.launch_server"
 GROUP = "zero-overhead scheduling"
-#: How SGLang's message of a machine without a device begins, and what to do there.
+#: How SGLang's message of a machine without a device begins.
 NO_DEVICE = "No accelerator"
-ON_A_CPU = "On a CPU: python -m zos_sglang.testing.server MODEL [FLAG ...], or make serve MODEL=path."
 DEFAULT_MODE: Mode = "resident"
 CONFIG_FLAG = "--config"
 
@@ -107,6 +107,7 @@ def prepare(argv: list[str]) -> tuple[Settings, list[str]]:
     Returns the settings and SGLang's own arguments. Raises SettingsError, PreflightError or
     ConfigFileError.
     """
+    preflight.check_platform(os.environ)
     argv = merge_config(argv)
     flags, rest = split(argv)
     settings = Settings.load(os.environ, flags, DEFAULT_MODE)

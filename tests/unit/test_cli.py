@@ -304,6 +304,19 @@ def test_a_platform_that_shuts_our_distribution_out_is_told():
     check_plugin({"SGLANG_PLATFORM": "npu"}, [entry()], [entry("other", "x:y", "other")])
 
 
+def test_a_platform_that_is_not_installed_is_refused():
+    with pytest.raises(PreflightError, match=r"SGLANG_PLATFORM=zos_cpu: .* only npu\. .*testing\.server"):
+        preflight.check_platform({"SGLANG_PLATFORM": "zos_cpu"}, [entry("npu", "x:y", "other")])
+    preflight.check_platform({"SGLANG_PLATFORM": "npu"}, [entry("npu", "x:y", "other")])
+    preflight.check_platform({}, [])
+
+
+def test_a_start_on_a_platform_that_is_not_installed_is_one_line(monkeypatch, capsys):
+    monkeypatch.setenv("SGLANG_PLATFORM", "no-such")
+    assert launch_server.main(["--model-path", NOWHERE]) == 2
+    assert capsys.readouterr().err.startswith("zos-sglang: error: SGLANG_PLATFORM=no-such: ")
+
+
 # ---- python -m zos_sglang
 
 

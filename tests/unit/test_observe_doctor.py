@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from zos_sglang.observe.tools import advice, doctor_flags, doctor_server
 from zos_sglang.overlap.guards import Reason
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.eligibility import Departure, Refusal
+from zos_sglang.testing.server import cpu_env
 from zos_sglang.upstream import hooks, overlap_off, resolve_flags
 
 TRITON = ("--device", "cuda", "--attention-backend", "triton")
@@ -71,6 +74,17 @@ def examine(model: Path) -> Examine:
     return run
 
 
+def doctor(words: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: SGLang chooses its platform once."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "zos_sglang", "doctor", *words],
+        env={**os.environ, **env},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
 def codes(part: dict[str, Any]) -> list[str]:
     return [rule["code"] for rule in part["rules"]]
 
@@ -106,6 +120,34 @@ def test_without_the_device_what_it_decides_stays_open(examine: Examine) -> None
 def test_without_any_device_cuda_is_assumed(examine: Examine) -> None:
     found = examine()
     assert (found["device"], found["device_assumed"]) == ("cuda", True)
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")
+def test_without_any_device_it_says_what_runs_on_a_cpu(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["doctor", "--model-path", str(model)]) == 0
+    text = capsys.readouterr().out
+    assert "It cannot start here as it is: There is no accelerator here." in text
+    assert "python -m zos_sglang.testing.server MODEL" in text
+
+
+def test_a_cpu_without_its_engine_is_told_what_it_lacks(model: Path) -> None:
+    found = doctor(["--model-path", str(model), *CPU], {})
+    assert found.returncode == 0
+    assert "It cannot start here as it is: --device cpu needs SGLang's CPU engine" in found.stdout
+    assert "python -m zos_sglang.testing.server MODEL" in found.stdout
+
+
+def test_a_cpu_with_our_platform_lacks_nothing(model: Path) -> None:
+    found = doctor(["--model-path", str(model), *CPU, "--json"], cpu_env())
+    assert json.loads(found.stdout)["lacking"] is None
+
+
+def test_a_platform_that_is_not_installed_is_one_line(model: Path) -> None:
+    found = doctor(["--model-path", str(model), *CPU], {"SGLANG_PLATFORM": "no-such"})
+    assert (found.returncode, found.stdout, found.stderr.count("\n")) == (2, "", 1)
+    assert "SGLANG_PLATFORM=no-such" in found.stderr
 
 
 @pytest.mark.parametrize(

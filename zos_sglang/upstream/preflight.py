@@ -13,6 +13,7 @@ from pathlib import Path
 
 from zos_sglang.observe.trace_place import not_replaceable
 from zos_sglang.settings import shown
+from zos_sglang.upstream.cpu_start import ON_A_CPU
 from zos_sglang.upstream.versions import SUPPORTED, built_in, installed
 
 GENERAL_PLUGINS = "sglang.srt.plugins"
@@ -75,6 +76,17 @@ def check_plugin(
             f"SGLANG_PLATFORM={platform}: SGLang skips every plugin of a distribution that also "
             f"carries another platform, and {ours.dist.name} does. Move that platform's entry "
             "point to a distribution of its own, or unset SGLANG_PLATFORM."
+        )
+
+
+def check_platform(environ: Mapping[str, str], platforms: Iterable[EntryPoint] | None = None) -> None:
+    """Refuse a platform that is not there: SGLang would say so by a traceback, at its import."""
+    platform = environ.get("SGLANG_PLATFORM")
+    names = {e.name for e in (entry_points(group=PLATFORM_PLUGINS) if platforms is None else platforms)}
+    if platform and platform not in names:
+        raise PreflightError(
+            f"SGLANG_PLATFORM={shown(platform)}: SGLang finds no platform of this name, only "
+            f"{', '.join(sorted(names)) or 'its own'}. Unset it, or install the platform. {ON_A_CPU}"
         )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from zos_sglang.settings import did_you_mean
-from zos_sglang.upstream import preflight
+from zos_sglang.upstream import cpu_start, preflight
 from zos_sglang.upstream.versions import installed
 
 #: Files that describe a model in a folder; SGLang reads the first, other formats have the others.
@@ -28,13 +28,14 @@ class Resolved:
     """What SGLang made of the flags.
 
     `device` is what the server would run on, `device_here` whether this machine has it, `assumed` whether
-    nobody named it and SGLang found none here.
+    nobody named it and SGLang found none here. `lacking` is what a start here needs and does not have.
     """
 
     args: Any
     device: str
     device_here: bool
     assumed: bool
+    lacking: str | None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -64,9 +65,11 @@ def resolve(argv: Sequence[str]) -> Resolved:
             record = ServerArgs.from_cli_args(given)
             record.resolve_once()
         except (Exception, SystemExit) as error:
-            doubt = "" if here else f" (There is no {device} device here, which may be the reason.)"
-            raise FlagsError(f"SGLang refuses these flags: {_first_line(error)}{doubt}") from error
-    return Resolved(record, device, here, assumed)
+            raise FlagsError(
+                f"SGLang refuses these flags: {_first_line(error)}{_doubt(device, here, error)}"
+            ) from error
+        lacking = cpu_start.NO_DEVICE if assumed else cpu_start.lacking(device)
+    return Resolved(record, device, here, assumed, lacking)
 
 
 def _parse(server_args: Any, argv: Sequence[str]) -> argparse.Namespace:
@@ -107,6 +110,15 @@ def _device(named: str | None) -> tuple[str | None, bool]:
     kind = named.partition(":")[0]
     module = getattr(torch, kind, None)
     return named, kind == "cpu" or bool(module is not None and module.is_available())
+
+
+def _doubt(device: str, here: bool, error: BaseException) -> str:
+    """What may be the reason of a refusal, if not the flags."""
+    if not here:
+        return f" (There is no {device} device here, which may be the reason.)"
+    if device.startswith("cpu") and isinstance(error, ImportError):
+        return f" (--device cpu needs {cpu_start.ENGINE}. {cpu_start.ON_A_CPU})"
+    return ""
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ def examine(argv: Sequence[str]) -> dict[str, Any]:
     from zos_sglang.upstream.versions import installed
 
     try:
+        preflight.check_platform(os.environ)
         flags, rest = launch_server.split(launch_server.merge_config(list(argv)))
         settings = Settings.load(os.environ, flags, launch_server.DEFAULT_MODE)
         preflight.check_version()
@@ -49,6 +50,7 @@ def examine(argv: Sequence[str]) -> dict[str, Any]:
         "device": resolved.device,
         "device_here": resolved.device_here,
         "device_assumed": resolved.assumed,
+        "lacking": resolved.lacking,
         **_judge(settings, resolved),
     }
 
@@ -97,9 +99,12 @@ def show(found: dict[str, Any], console: Console) -> None:
         f"device {found['device']}"
     )
     if found["device_assumed"]:
-        console.print("No --device is given and there is no accelerator here: resolved as for --device cuda.")
+        console.print("No --device is given, and none is found here: resolved as for --device cuda.")
     elif not found["device_here"]:
         console.print(f"There is no {found['device']} device here: what SGLang asks the device for is open.")
+    if found["lacking"]:
+        console.print(f"[bold red]It cannot start here as it is:[/bold red] {escape(found['lacking'])}")
+        console.print("What it would do if it could:")
     names = (
         backend["decode"]
         if backend["prefill"] == backend["decode"]

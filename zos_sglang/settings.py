@@ -25,7 +25,6 @@ ConsecutivePrefill = Literal["never", "always", "first-token"]
 Wait = Literal["block", "spin"]
 FirstToken = Literal["in-order", "early"]
 LaneMetadata = Literal["own", "upstream"]
-LaneLeave = Literal["auto", "in-place", "reopen"]
 Faults = Annotated[str, AfterValidator(lambda text: plan.parse(text) is not None and text)]
 Seconds = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -108,13 +107,6 @@ class Settings(BaseModel):
         ge=3,
         le=64,
         description="Slots of the ring that carries the lane's tokens to the host. Mode resident.",
-    )
-    lane_leave: LaneLeave = Field(
-        "auto",
-        description="What the lane does when some of its rows end and nobody waits. in-place: the rest is "
-        "moved together and rides on. reopen: the lane closes and opens again on the rest. auto: in-place "
-        "without CUDA graphs; with them reopen, until a soak with in-place has passed on a GPU. "
-        "Mode resident.",
     )
     lane_metadata: LaneMetadata = Field(
         "own",

@@ -34,6 +34,7 @@ def test_rules_alternate_in_one_server_answer_alike_and_a_finished_run_is_not_re
         assert runs[load, "always"]["counts"]["reasons"]["consecutive-prefill"] > 0
         assert runs[load, "first-token"]["counts"]["reasons"]["first-token"] > 0
         assert not {"consecutive-prefill", "first-token"} & set(runs[load, "never"]["counts"]["reasons"])
+        assert all(sum(run["prefills"]["tokens"]) >= 5 * 32 for run in runs.values())
     # Middle chunks owe nobody a token: only always waits for them.
     waits = {row["rule"]: row["waited"] for row in data["summary"]["rows"] if row["load"] == "chunked"}
     assert waits["first-token"] < waits["always"]

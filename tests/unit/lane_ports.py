@@ -90,7 +90,8 @@ class VirtualLanePort(SglangLanePort):
         return rows
 
     def rest_rides(self) -> bool:
-        return not self.scheduler.waiting and self.scheduler.chunked_req is None
+        scheduler = self.scheduler
+        return scheduler.limits.in_place and not scheduler.waiting and scheduler.chunked_req is None
 
     def result(self, table: Any, step: int, tokens: Any, arrived: Any) -> Any:
         result: Any = super().result(table, step, tokens, arrived)

@@ -28,7 +28,7 @@ class LaneLimits(Limits):
     lane_rows: int = 6
     #: The executor: static buffers with a page table of its own, or new tensors each step.
     graphs: bool = True
-    #: Whether rows may go while the rest rides on.
+    #: Whether rows may go while the rest rides on; not, as if somebody waited all the time.
     in_place: bool = True
 
 

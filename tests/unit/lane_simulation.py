@@ -190,7 +190,6 @@ def build(scenario: LaneScenario, gpu: LaneGpu | None = None) -> LaneWorld:
         executor.ring, streams.copy_waits_for_forward, device.copy_context, lambda: Event(gpu)
     )
     lane = Lane(lane_port, executor, readback, lane_account, window=limits.window)
-    lane.keeps_rest = limits.in_place
     bag = SimpleNamespace(enable_metrics=False)
     with mock.patch.object(lane_results, "get_observability", lambda: bag):
         port.lane_results = lane_results.LaneResults(

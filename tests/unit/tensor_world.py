@@ -327,7 +327,6 @@ class TensorWorld:
         new_event = lambda: Event(device)  # noqa: E731
         home = Readback(executor.ring, streams.copy_waits_for_forward, side.copy_context, new_event)
         self.lane = lane = Lane(port, executor, home, self.lane_account, window=limits.window)
-        lane.keeps_rest = limits.in_place
         bag = SimpleNamespace(enable_metrics=False)
         with mock.patch.object(lane_results, "get_observability", lambda: bag):
             self.port.lane_results = lane_results.LaneResults(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.made_records import MS, records
 from zos_sglang.observe.names import AFTER_IDLE, LANE_OPENING
-from zos_sglang.testing.bench.arrivals_steps import HttpProcess, steps_of
+from zos_sglang.testing.bench.arrivals_steps import HttpProcess, prefills_of, steps_of
 
 
 def test_what_the_thread_does_outside_forwards_is_shared_out_over_the_decode_steps() -> None:
@@ -66,6 +66,24 @@ def test_steps_are_told_apart_by_what_the_thread_had_to_do() -> None:
     assert [kind["cpu"] for kind in kinds.values()] == [1000, 400, 200, 100]
     assert [kind["launch"] for kind in kinds.values()] == [800, 80, 60, 40]
     assert [kind["gpu"] for kind in kinds.values()] == [5000, None, None, 2000]
+
+
+def test_each_prefill_is_told_by_itself_from_the_first_ones_intake_on() -> None:
+    made = records(3, forward=["extend", "decode", "extend"], tokens=[512, 4, 256])
+    made["t_intake"], made["t_launch"] = MS * np.array([10, 18, 20]), MS * np.array([11, 19, 21])
+    made["t_launched"], made["t_ready"] = MS * np.array([14, 19, 23]), [0, 0, 26 * MS]
+    made["t_output"] = MS * np.array([17, 20, 27])
+    assert prefills_of(made) == {
+        "tokens": [512, 256],
+        "launch_ms": [1, 11],
+        "launched_ms": [4, 13],
+        "ready_ms": [None, 16],
+        "output_ms": [7, 17],
+    }
+
+
+def test_no_prefill_is_none_to_tell() -> None:
+    assert prefills_of(records(2)) is None and prefills_of(None) is None
 
 
 def test_times_that_nobody_took_are_in_no_median() -> None:

@@ -316,13 +316,6 @@ def test_the_lane_closes_for_a_row_that_ended_if_somebody_waits(riding):
     assert not riding.lane.is_open and riding.account.report()["left"] == {"finish": 1}
 
 
-def test_the_lane_closes_for_a_row_that_ended_where_rows_may_not_go(riding):
-    riding.lane.keeps_rest = False
-    end(riding, 1)
-    riding.lane.settle()
-    assert not riding.lane.is_open and riding.account.report()["left"] == {"finish": 1}
-
-
 def test_the_lane_closes_when_no_row_has_a_further_step(riding):
     for row in range(3):
         end(riding, row)

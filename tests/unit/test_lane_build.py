@@ -80,16 +80,6 @@ def test_a_server_without_them_gets_ordinary_forwards(caplog: pytest.LogCaptureF
     assert server.inside == [] and "lane ready: eager steps" in caplog.text
 
 
-@pytest.mark.parametrize("graphs", [True, False])
-def test_rows_go_while_the_rest_rides_on_as_the_setting_says(graphs: bool) -> None:
-    """Left alone, only without CUDA graphs."""
-    kept = {}
-    for setting in ("auto", "in-place", "reopen"):
-        lane, _ = Server(graphs=graphs, lane_leave=setting).build()
-        kept[setting] = lane.keeps_rest
-    assert kept == {"auto": not graphs, "in-place": True, "reopen": False}
-
-
 @pytest.mark.parametrize(("setting", "kind"), [("upstream", UpstreamMetadata), ("own", TritonMetadata)])
 def test_the_metadata_is_prepared_by_whom_the_setting_says(
     setting: str, kind: type, monkeypatch: Any

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -98,13 +99,22 @@ def test_queues_run_beside_each_other(script: Path, tmp_path: Path) -> None:
     assert max(begun for begun, _ in spans) < min(ended for _, ended in spans)
 
 
+def soon(true: Callable[[], bool], within_s: float = 5) -> bool:
+    end = time.monotonic() + within_s
+    while not true() and time.monotonic() < end:
+        time.sleep(0.01)
+    return true()
+
+
 def test_who_is_ready_before_its_turn_is_stopped_and_goes_on_when_it_comes(
     script: Path, tmp_path: Path
 ) -> None:
     runs = [Run(job(script, "a", 30, limit_s=1.5), tmp_path), Run(job(script, "b"), tmp_path)]
     until(runs, State.READY, 1)
     assert runs[1]._process is not None
-    assert psutil.Process(runs[1]._process.pid).status() == psutil.STATUS_STOPPED
+    ready = psutil.Process(runs[1]._process.pid)
+    # A process that is stopped does not stop at once on a busy machine.
+    assert soon(lambda: ready.status() == psutil.STATUS_STOPPED)
     until(runs, State.DONE, 1)
     assert runs[1].code == 0
     assert not (tmp_path / "a.times").exists()  # it ran past its limit
@@ -188,7 +198,7 @@ def test_a_plan_that_is_not_there_is_said_in_one_line(
 
 
 def test_a_job_that_the_plan_lacks_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = PLANS / "h200-x2.toml"
+    plan = PLANS / "h200.toml"
     assert main([str(plan), "--only", "soap", "--out", str(tmp_path)]) == 2
     assert "no job soap" in capsys.readouterr().err
 

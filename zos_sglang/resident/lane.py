@@ -82,8 +82,6 @@ class Lane:
         #: Whether a step that failed may run again on the ordinary path. Not where other ranks run the same
         #: step: its collectives would not meet theirs. It then fails as stock's step does.
         self.may_repeat = True
-        #: Whether rows may go while the rest rides on.
-        self.keeps_rest = True
         #: The result of the step whose sampling is to come.
         self.unsampled: Any = None
         self._row_ended = False
@@ -350,7 +348,7 @@ class Lane:
 
     def _rest_of(self, table: RowTable, at_limit: bool) -> list[int] | None:
         """The rows that have a further step; None if they cannot ride on alone, or there are none."""
-        if self._broken or not self.keeps_rest or not self.port.rest_rides():
+        if self._broken or not self.port.rest_rides():
             return None
         if at_limit and not self.port.skips_finishing:
             # Selection makes one more step of such a row, and so do ranks whose lane is closed.

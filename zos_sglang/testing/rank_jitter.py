@@ -9,7 +9,8 @@ cannot apply is only logged, and a test without delays would pass.
 `RANK_FAULT` ("RANK:KIND:AT") makes one rank decide otherwise once, to see that it is found out:
 
     decision    launch number AT or the first one after it that may overlap does not
-    selection   the AT-th batch selected is not launched: the other ranks hang in its forward
+    selection   batch number AT selected, or the first one after it that decodes, is not launched: the other
+                ranks hang in its forward
     lane        the AT-th opening of the resident lane fails, which closes it in this rank alone
 
 `ENTRY` is the `entry_points.txt` of a distribution that lets SGLang find the plugin.
@@ -219,7 +220,12 @@ def _decide_otherwise(plan: Plan) -> None:
     elif plan.fault[1] == "lane":
         EagerExecutor.open = failing(EagerExecutor.open, this_rank, plan)  # type: ignore[method-assign]
     else:
-        SglangPort.select = otherwise(SglangPort.select, lambda _: None, this_rank, plan)  # type: ignore[method-assign]
+        SglangPort.select = otherwise(  # type: ignore[method-assign]
+            SglangPort.select,
+            lambda batch: None if batch.forward_mode.is_decode() else batch,
+            this_rank,
+            plan,
+        )
 
 
 def this_rank() -> int:

@@ -74,9 +74,6 @@ def build_lane(parts: Parts, settings: Settings, account: LaneAccount) -> tuple[
     )
     lane = SglangLane(port, executor, readback, account, window=settings.lane_window)
     lane.may_repeat = get_parallel().tp_size == 1
-    lane.keeps_rest = settings.lane_leave == "in-place" or (
-        settings.lane_leave == "auto" and not executor.graphs
-    )
     results = LaneResults(
         scheduler,
         account,

@@ -99,7 +99,10 @@ class Bench:
             run = self.run(load, mode)
             if run["failed"]:
                 raise BenchError(f"warm-up, mode {mode}: {run['failed']} requests failed: {run['errors']}")
-            kept = {name: run[name] for name in ("mode", "requests", "tokens_per_s")}
+            # Of a measurement that is cut short these may be all there is.
+            kept = {
+                name: run[name] for name in ("mode", "requests", "tokens_per_s", "ttft_ms", "itl_ms", "steps")
+            }
             store.data.setdefault("warmups", []).append(kept)
 
     def run(self, load: Load, mode: str) -> dict[str, Any]:

@@ -70,6 +70,31 @@ def steps_of(records: np.ndarray | None) -> dict[str, Any] | None:
     }
 
 
+def prefills_of(records: np.ndarray | None) -> dict[str, list[float | None]] | None:
+    """Each prefill of one run's records by itself; None where there is none.
+
+    Its tokens; and in ms since the first one's intake (None: nobody knows) when its launch began and had
+    returned, when it was known to be done, and when its tokens were handed on.
+    """
+    if records is None:
+        return None
+    prefills = records[records["forward"] == code("forward", Forward.EXTEND)]
+    if not len(prefills):
+        return None
+    zero = int(prefills["t_intake"][0])
+
+    def since(column: str) -> list[float | None]:
+        return [round((at - zero) / 1e6, 3) if at else None for at in prefills[column].tolist()]
+
+    times = {
+        "launch_ms": "t_launch",
+        "launched_ms": "t_launched",
+        "ready_ms": "t_ready",
+        "output_ms": "t_output",
+    }
+    return {"tokens": prefills["tokens"].tolist(), **{name: since(column) for name, column in times.items()}}
+
+
 def _kinds(records: np.ndarray, prefills: np.ndarray, decodes: np.ndarray) -> dict[str, dict[str, Any]]:
     """Steps by what they are, how many, and medians in microseconds (None: nobody knows).
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from zos_sglang.overlap.guards import PrefillRule
 from zos_sglang.testing.bench.arrivals_load import Clients, cost
+from zos_sglang.testing.bench.arrivals_steps import prefills_of, records_since, steps_of
 from zos_sglang.testing.bench.client import BenchClient, BenchError
 from zos_sglang.testing.bench.counters import gained
 from zos_sglang.testing.bench.prefill import Load, figures
@@ -91,11 +92,14 @@ class Bench:
         before = self.client.zos()
         reports = self.clients.play(load.requests(), load.output)
         growth = gained(before, self.client.zos())
+        records = records_since(self.client, before)
         return {
             "load": load.name,
             "rule": rule,
             **figures(load, [outcome for report in reports for outcome in report.outcomes]),
             "client": cost(reports),
+            "steps": steps_of(records),
+            "prefills": prefills_of(records),
             "machine_load": round(os.getloadavg()[0], 2),
             "counts": {name: growth[name] for name in ("paths", "reasons") if name in growth},
         }

@@ -75,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=20, help="seconds of arrivals of a run, at most (20)")
     add("--repeats", type=positive, default=5, help="repeats, in alternating order (5)")
     add("--seed", type=int, default=0, help="of arrival times and prompts (0)")
+    add("--pin", type=int, metavar="CORE", help="the core of the scheduler's thread (any)")
     add("--clients", type=positive, help="client processes (4, or 1 on fewer than 8 cores)")
     add("--timeout-s", type=float, default=120, help="for each request (120)")
     add(
@@ -135,7 +136,7 @@ def _measure(args: argparse.Namespace) -> dict[str, Any]:
             timeout_s=args.timeout_s,
         )
         with clients:
-            Bench(client, clients, budget, say, pid=server.pid).measure(plan, store)
+            Bench(client, clients, budget, say, pid=server.pid, pin=args.pin).measure(plan, store)
     return store.data
 
 
@@ -184,6 +185,7 @@ def _head(args: argparse.Namespace, config: Config, plan: Plan, cuda: bool) -> d
             "repeats": plan.repeats,
             "seed": args.seed,
             "clients": clients_of(args),
+            "pin": args.pin,
             "exact": is_exact(args, cuda),
         },
     }

@@ -17,6 +17,7 @@ from zos_sglang.testing.bench.client import BenchClient, BenchError
 from zos_sglang.testing.bench.counters import gained
 from zos_sglang.testing.bench.stats import base_of, order_of
 from zos_sglang.testing.bench.store import Store
+from zos_sglang.testing.bench.thread import SchedulerThread
 from zos_sglang.testing.bench.zos import Budget, OutOfTime
 
 NAME = "bench_arrivals.json"
@@ -53,7 +54,13 @@ def open_store(
 
 
 class Bench:
-    """One started server and its clients. `say` gets one line a run; `pid` is the launcher's process id."""
+    """One started server and its clients.
+
+    Args:
+        say: gets one line a run.
+        pid: the launcher's process id.
+        pin: the core that the scheduler's thread is to keep to; None: any. Raises BenchError.
+    """
 
     def __init__(
         self,
@@ -63,9 +70,12 @@ class Bench:
         say: Callable[[str], None] = print,
         *,
         pid: int | None = None,
+        pin: int | None = None,
     ) -> None:
         self.client, self.clients, self.budget, self.say = client, clients, budget, say
-        self.http = HttpProcess(pid)
+        self.http, self.thread = HttpProcess(pid), SchedulerThread.of_server(pid)
+        if pin is not None:
+            self.thread.pin(pin)
         self._seconds: dict[Load, float] = {}
 
     def measure(self, plan: Plan, store: Store) -> None:
@@ -111,10 +121,12 @@ class Bench:
         self.client.switch(mode)
         self.client.flush()
         before, spent, begin = self.client.zos(), self.http.seconds(), time.monotonic()
+        seen_before = self.thread.seen()
         reports = self.clients.play(load.requests(), load.output)
         self._seconds[load] = time.monotonic() - begin
         seen = figures([outcome for report in reports for outcome in report.outcomes])
         http = self.http.cost(spent, seen["tokens"], seen["span_s"])
+        thread = self.thread.since(seen_before)
         growth = gained(before, self.client.zos())
         found = {
             "rate": load.rate,
@@ -123,6 +135,7 @@ class Bench:
             "client": cost(reports),
             "steps": steps_of(records_since(self.client, before)),
             "http": http,
+            "thread": thread,
             "lane": lane_of(growth, decoded_tokens=load.count * (load.output - 1)) if mode == _LANE else None,
             "counts": {name: growth[name] for name in ("paths", "reasons") if name in growth},
         }

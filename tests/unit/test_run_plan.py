@@ -204,7 +204,10 @@ def test_a_job_that_the_plan_lacks_is_named(tmp_path: Path, capsys: pytest.Captu
 
 
 #: Where the parser of a script's flags is.
-PARSERS = {"soak": "soak.cli", "gpu_check": "bench.gpu_cli", "bench_record": "bench.record_cost"}
+PARSERS = {
+    **{"soak": "soak.cli", "gpu_check": "bench.gpu_cli"},
+    **{"bench_record": "bench.record_cost", "bench_wake": "bench.wake"},
+}
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def _run(args: argparse.Namespace, work: Work, wait: Callable[[Work], Any]) -> l
 
 
 def summarise(runs: Sequence[dict[str, Any]], ways: Sequence[str]) -> list[dict[str, Any]]:
-    """One row a way: the long piece in us, over the last way in the same repeat, and medians of its slices."""
+    """One row a way: the long piece (us), over the last way in the same repeat, and medians of its slices."""
     whole = {(run["way"], run["repeat"]): sum(run["slices_us"]) for run in runs}
     rows = []
     for way in ways:

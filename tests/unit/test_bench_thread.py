@@ -30,7 +30,7 @@ def test_the_naps_of_a_servers_scheduler_are_counted(sleeper: psutil.Process) ->
     before, end = thread.seen(), time.monotonic() + 20
     while (found := thread.since(before) or {}).get("slept", 0) < 20 and time.monotonic() < end:
         time.sleep(0.05)
-    assert found["slept"] >= 20 and found["pushed_off"] >= 0
+    assert found["slept"] >= 20 and "pushed_off" in found
 
 
 def test_it_is_kept_to_one_core(sleeper: psutil.Process) -> None:

@@ -34,7 +34,8 @@ def test_a_slower_piece_shows_in_its_ratio_and_a_core_that_speeds_up_in_its_slic
 
 def test_work_takes_about_as_long_as_it_is_asked_to() -> None:
     work = wake.Work()
-    assert 0.3 < min(work.run_us(2000) for _ in range(5)) / 2000 < 3
+    # The least of many: a busy machine makes single ones longer.
+    assert 0.2 < min(work.run_us(2000) for _ in range(20)) / 2000 < 5
 
 
 def test_an_unknown_way_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,10 +5,13 @@ A thread that sleeps may wake up on another core, with cold caches, or beside a 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+
+import psutil
 
 from zos_sglang.testing.bench.client import BenchError
 from zos_sglang.testing.server import tree
@@ -36,8 +39,11 @@ class SchedulerThread:
     @classmethod
     def of_server(cls, launcher: int | None) -> SchedulerThread:
         """That of the first scheduler below a launcher's process; nobody's where there is none."""
-        found = tree(launcher) if launcher is not None else []
-        return cls(next((one.pid for one in found if _TITLE in " ".join(one.cmdline())), None))
+        for process in tree(launcher) if launcher is not None else []:
+            with contextlib.suppress(psutil.Error):  # compilers come and go in a server that starts
+                if _TITLE in " ".join(process.cmdline()):
+                    return cls(process.pid)
+        return cls(None)
 
     def pin(self, core: int) -> None:
         """Let it run on this core alone. Raises BenchError."""

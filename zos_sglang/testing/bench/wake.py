@@ -34,7 +34,7 @@ Python, --piece-us: as a thread in the resident lane that meets an arrival. Ways
   spin   polls for it
   busy   has no wait: works on, as a thread that never gets done
 
-The table has the time of the long piece, as a ratio to `busy` within each repeat, and slice by slice."""
+The table has the time of the long piece, its ratio to the last way's within each repeat, and its slices."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -23,6 +23,8 @@ _WHOLE_MINUTES = 3.0
 _TREND_MINUTES = 5.0
 #: From so many minutes on, what a process may still grow by in a minute: MB, descriptors.
 LIMITS = ((30.0, 0.5, 1.0), (_TREND_MINUTES, 2.0, 1.0))
+#: Of the lane's counters.
+_OF_LANE = ("share", "steps", "opened", "left", "rows_left", "refused", "faults")
 
 
 def report_of(soak: Soak) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def report_of(soak: Soak) -> dict[str, Any]:
         "mode_switches": paths.get("mode-switches", 0),
         "faults_survived": lane.get("faults", 0) + paths.get("fallbacks", 0),
         "reasons": zos.get("reasons", {}),
-        "lane": {name: lane.get(name) for name in ("share", "steps", "opened", "left", "refused", "faults")},
+        "lane": {name: lane.get(name) for name in _OF_LANE},
         "growth": growth(soak.samples),
         "idle": [sample.as_json() for sample in soak.samples],
         "wrong": tally.wrong,

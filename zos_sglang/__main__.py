@@ -3,6 +3,8 @@
 Nothing is imported at the top that has to be installed: a Python without it is told in one line.
 """
 
+from __future__ import annotations  # an older Python is to get the line, too
+
 import sys
 from collections.abc import Sequence
 

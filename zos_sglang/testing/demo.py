@@ -236,6 +236,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         print(json.dumps(result))
     if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(result, indent=1))
     if equal and not args.keep_logs:
         shutil.rmtree(logs, ignore_errors=True)

@@ -22,7 +22,7 @@ PREFIX = "ZOS_"
 _SHOWN = 200
 
 ConsecutivePrefill = Literal["never", "always", "first-token"]
-Wait = Literal["block", "spin"]
+Wait = Literal["block", "spin", "poll"]
 FirstToken = Literal["in-order", "early"]
 LaneMetadata = Literal["own", "upstream"]
 Faults = Annotated[str, AfterValidator(lambda text: plan.parse(text) is not None and text)]
@@ -92,8 +92,10 @@ class Settings(BaseModel):
     )
     wait: Wait = Field(
         "block",
-        description="How the scheduler thread waits for the tokens of a step. block: it sleeps. spin: it "
-        "polls, which may slow other ranks.",
+        description="How the scheduler thread waits for the tokens of a step. block: it sleeps. spin: the "
+        "driver polls, which may slow other ranks. poll: Python asks the driver again and again, so the "
+        "thread goes on executing, and other threads of its process hardly run meanwhile. CUDA only: "
+        "elsewhere there is one way.",
     )
     lane_window: int = Field(
         32,

@@ -36,7 +36,7 @@ def test_prefills_have_cuda_graphs_only_where_asked_for(asked: bool) -> None:
     [
         ("A", "--env 'A': write NAME=VALUE"),
         ("ZOS_MODES=1", "Did you mean ZOS_MODE"),
-        ("ZOS_WAIT=sleep", "Allowed: block, spin"),
+        ("ZOS_WAIT=sleep", "Allowed: block, spin, poll"),
     ],
 )
 def test_a_variable_that_no_server_would_take_is_refused_before_one_starts(

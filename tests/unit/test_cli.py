@@ -424,4 +424,4 @@ def test_a_refused_start_ends_the_process_with_code_2():
         text=True,
     )
     assert done.returncode == 2
-    assert done.stderr == "zos-sglang: error: --zos-wait=x: not allowed. Allowed: block, spin.\n"
+    assert done.stderr == "zos-sglang: error: --zos-wait=x: not allowed. Allowed: block, spin, poll.\n"

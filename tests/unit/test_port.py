@@ -13,6 +13,7 @@ from zos_sglang.overlap.account import Account
 from zos_sglang.overlap.isolation import PinRing
 from zos_sglang.overlap.launch import Launcher
 from zos_sglang.upstream import port
+from zos_sglang.upstream.poll import PolledEvent
 from zos_sglang.upstream.port import SglangDevice, SglangLauncher, SglangPort, needs_upstream_launch
 
 
@@ -216,6 +217,7 @@ def test_a_unified_pool_is_flushed_between_launches_and_may_fail(log):
         ("cuda", "block", ("event", {"blocking": True})),
         ("cuda", "spin", ("event", {"blocking": False})),
         ("xpu", "block", ("event", {})),
+        ("xpu", "poll", ("event", {})),
         ("cpu", "block", ("event", {})),
     ],
 )
@@ -224,6 +226,19 @@ def test_the_scheduler_thread_sleeps_on_its_events_unless_it_shall_spin(log, mon
     if where == "cuda":  # other devices' events take no such argument
         monkeypatch.setattr(torch.cuda, "Event", sched.device_module.Event)
     assert device(sched, wait).new_event() == made
+
+
+def test_where_it_shall_poll_its_events_are_ones_that_poll(log):
+    sched = scheduler(log, device_module=SimpleNamespace(Event=torch.cuda.Event))
+    assert device(sched, "poll").new_event is PolledEvent
+    assert issubclass(PolledEvent, torch.cuda.Event)
+
+
+def test_a_polled_event_asks_until_it_is_there():
+    answers = iter([False, False, True, False])
+    event = SimpleNamespace(query=lambda: next(answers))  # a real one needs CUDA
+    PolledEvent.synchronize(event)
+    assert list(answers) == [False]
 
 
 def test_preparing_counts_and_stamps_the_launch(log):

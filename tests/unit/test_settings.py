@@ -22,7 +22,7 @@ any_settings = st.builds(
     exit_timeout_s=st.floats(0, 14),
     stall_timeout_s=st.floats(0, 86400),
     debug_future_map=st.booleans(),
-    wait=st.sampled_from(["block", "spin"]),
+    wait=st.sampled_from(["block", "spin", "poll"]),
     record=st.booleans(),
 )
 
@@ -98,7 +98,7 @@ def test_no_name_outside_the_table_is_accepted(name):
         ("ZOS_STALL_TIMEOUT_S", "nan", "a number from 0 to 86400"),
         ("ZOS_STALL_TIMEOUT_S", "inf", "a number from 0 to 86400"),
         ("ZOS_STALL_TIMEOUT_S", "10s", "a number from 0 to 86400"),
-        ("ZOS_WAIT", "sleep", "block, spin"),
+        ("ZOS_WAIT", "sleep", "block, spin, poll"),
         ("ZOS_RECORD", "2", "0 or 1"),
     ],
 )

@@ -26,6 +26,7 @@ from zos_sglang.overlap.isolation import PinRing
 from zos_sglang.overlap.launch import Launcher
 from zos_sglang.upstream import hooks
 from zos_sglang.upstream.future_map import FutureMap, waits_for_lengths
+from zos_sglang.upstream.poll import event_maker
 from zos_sglang.upstream.releases import copies_elsewhere
 
 
@@ -179,7 +180,7 @@ class SglangDevice:
         pins: where a worker's `extra_keep_alive_refs` go.
         account: counts.
         wait: "block" makes the scheduler thread sleep until a result is there; "spin" lets the driver
-            poll, which contends for its lock and slows other ranks.
+            poll, which contends for its lock and slows other ranks; "poll" asks the driver from Python.
     """
 
     def __init__(self, scheduler: Any, pins: PinRing, account: Account, wait: str) -> None:
@@ -193,11 +194,7 @@ class SglangDevice:
             future_map.resolve if self.own_map else partial(resolve_forward_inputs, future_map=future_map)
         )
         self.contexts = make_contexts(scheduler)
-        event = scheduler.device_module.Event
-        # Other devices' events know no blocking wait.
-        self.new_event: Callable[[], Any] = (
-            partial(event, blocking=wait == "block") if event is torch.cuda.Event else event
-        )
+        self.new_event = event_maker(scheduler.device_module.Event, wait)
 
     def prepare(self, batch: Any) -> None:
         scheduler = self.scheduler

@@ -2,7 +2,8 @@
 
 A lane's thread sleeps for most of each step (`ZOS_WAIT=block`), and then an arrival has it launch a prefill,
 which is milliseconds of Python. On a host whose cores slow down or lose their caches when they idle, that
-piece takes longer than for a thread that polls (`spin`), or that was never done with its work.
+piece takes longer than for a thread that polls (in the driver: `spin`, from Python: `poll`), or that was
+never done with its work. Whether cores or caches make it so, `--rows` tells.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from zos_sglang.testing.bench.record import provenance, write_json
 from zos_sglang.testing.bench.stats import spread
 from zos_sglang.testing.server import cuda_available
 
-WAYS = ("block", "spin", "busy")
+WAYS = ("block", "spin", "poll", "busy")
 #: The long piece is told in so many slices: a core that speeds up again shows in them.
 SLICES = 8
 #: A sleep of the device by which its clock is known.
@@ -31,8 +32,12 @@ Makes --steps short steps, each --work-us of Python and a wait of --wait-us, and
 Python, --piece-us: as a thread in the resident lane that meets an arrival. Ways of waiting take turns:
 
   block  sleeps until a CUDA event (without a GPU: for a time)
-  spin   polls for it
+  spin   has the driver poll for it (without a GPU: as poll)
+  poll   asks for it from Python (without a GPU: looks at the clock)
   busy   has no wait: works on, as a thread that never gets done
+
+The Python walks over --rows rows of objects. A few, as 50, fit into the first-level cache, so a piece that is
+slow then was on a slow core; over many it may as well have met cold caches.
 
 The table has the time of the long piece, its ratio to the last way's within each repeat, and its slices."""
 
@@ -51,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     add("--wait-us", type=positive, default=1050, help="wait of a short step (1050)")
     add("--steps", type=positive, default=200, help="short steps before the long piece (200)")
     add("--piece-us", type=positive, default=8000, help="Python of the long piece (8000)")
+    add("--rows", type=positive, default=20_000, help="rows of objects that the Python walks over (20000)")
     add("--repeats", type=positive, default=20, help="(20)")
     add("--out", type=Path, metavar="FILE", help="write the result there")
     json_flag(found)
@@ -73,21 +79,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Work:
-    """Python that touches some memory, in pieces of a given length."""
+    """Python that touches the memory of so many rows of objects, in pieces of a given length."""
 
-    def __init__(self) -> None:
-        self._rows = [{"n": n, "list": [n] * 8, "pair": (n, n)} for n in range(20_000)]
+    def __init__(self, rows: int) -> None:
+        self._rows = [{"n": n, "list": [n] * 8, "pair": (n, n)} for n in range(rows)]
         self._at = 0
+        # Not row by row, which hardware foresees, and without a common divisor: all are met.
+        self._stride = 7 if rows % 7 else 1
         self._per_us = 1.0
-        self.run_us(1000)
-        self._per_us = 4000 / self.run_us(4000)
+        # The fastest of a few: where the machine is busy, one may take several times as long.
+        self._per_us = 4000 / min(self.run_us(4000) for _ in range(6))
 
     def run_us(self, microseconds: float) -> float:
         """So much work, by how fast it went at the beginning; returns the microseconds it took."""
-        rows, begun = self._rows, time.perf_counter()
+        rows, stride, begun = self._rows, self._stride, time.perf_counter()
         total = 0
         for _ in range(max(1, int(microseconds * self._per_us))):
-            self._at = (self._at + 7) % len(rows)
+            self._at = (self._at + stride) % len(rows)
             row = rows[self._at]
             total += row["n"] + row["list"][3] + len(row["pair"])  # type: ignore[index,arg-type]
             row["list"] = [total % 97] * 8
@@ -101,8 +109,11 @@ def waits(microseconds: float) -> dict[str, Callable[[Work], Any]]:
         return found | {
             "block": lambda _: time.sleep(microseconds / 1e6),
             "spin": lambda _: _poll(microseconds),
+            "poll": lambda _: _poll(microseconds),
         }
     import torch
+
+    from zos_sglang.upstream.poll import PolledEvent
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(2):  # the first one loads the kernel
@@ -117,8 +128,8 @@ def waits(microseconds: float) -> dict[str, Callable[[Work], Any]]:
         event.record()
         event.synchronize()
 
-    for way, blocking in (("block", True), ("spin", False)):
-        event = torch.cuda.Event(blocking=blocking)
+    events = {"block": torch.cuda.Event(blocking=True), "spin": torch.cuda.Event(), "poll": PolledEvent()}
+    for way, event in events.items():
         found[way] = lambda _, event=event: wait_for(event)  # type: ignore[misc]
     return found
 
@@ -130,14 +141,14 @@ def _poll(microseconds: float) -> None:
 
 
 def _measure(args: argparse.Namespace) -> dict[str, Any]:
-    work, known = Work(), waits(args.wait_us)
+    work, known = Work(args.rows), waits(args.wait_us)
     runs = []
     for repeat in range(args.repeats):
         for place in range(len(args.ways)):
             way = args.ways[(repeat + place) % len(args.ways)]
             runs.append({"way": way, "repeat": repeat, "slices_us": _run(args, work, known[way])})
         say(f"  repeat {repeat + 1} of {args.repeats}")
-    settings = {name: getattr(args, name) for name in ("work_us", "wait_us", "steps", "piece_us")}
+    settings = {name: getattr(args, name) for name in ("work_us", "wait_us", "steps", "piece_us", "rows")}
     return {
         **provenance("bench_wake"),
         "settings": settings,

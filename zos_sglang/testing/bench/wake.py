@@ -87,8 +87,8 @@ class Work:
         # Not row by row, which hardware foresees, and without a common divisor: all are met.
         self._stride = 7 if rows % 7 else 1
         self._per_us = 1.0
-        # The fastest of a few: where the machine is busy, one may take several times as long.
-        self._per_us = 4000 / min(self.run_us(4000) for _ in range(6))
+        # The fastest: where the machine is busy, some in a row may take several times as long.
+        self._per_us = 4000 / min(self.run_us(4000) for _ in range(50))
 
     def run_us(self, microseconds: float) -> float:
         """So much work, by how fast it went at the beginning; returns the microseconds it took."""

@@ -105,7 +105,7 @@ class LaneWorld:
                 self.port, self.launcher, queue, guard, self.account, lane=lane, sync=mode == "sync"
             )
             loop.early = first_token_is_there if self.scenario.early and not loop.sync else None
-            loop.watch = self.lane.watch = self.launcher.watch = self.watch
+            loop.watch = self.lane.watch = self.launcher.watch = self.port.lane_results.watch = self.watch
             asked: list[str] = []
 
             def switch(to: str, loop: EventLoop = loop, asked: list[str] = asked) -> None:

@@ -47,8 +47,8 @@ def run(mode: str, policy: str, *, asynchronous: bool = True, record: bool = Tru
 BUDGET = {
     ("overlap", LATE): {"calls": 5, "clock": 11},
     ("overlap", EARLY): {"calls": 6, "clock": 12},
-    ("resident", LATE): {"calls": 3, "clock": 8},
-    ("resident", EARLY): {"calls": 4, "clock": 9},
+    ("resident", LATE): {"calls": 1, "clock": 8},
+    ("resident", EARLY): {"calls": 2, "clock": 9},
 }
 
 
@@ -60,7 +60,7 @@ def test_a_step_on_an_asynchronous_device_keeps_its_budget(mode: str, policy: st
 
 
 #: The forward is timed there, and nobody waits.
-HERE = {"overlap": {"calls": 4, "clock": 10}, "resident": {"calls": 3, "clock": 8}}
+HERE = {"overlap": {"calls": 4, "clock": 10}, "resident": {"calls": 2, "clock": 10}}
 
 
 @pytest.mark.parametrize("mode", HERE)
@@ -83,11 +83,11 @@ def test_the_threads_clock_is_a_system_call_and_read_once_in_many_steps(mode: st
 
 @pytest.mark.parametrize("mode", ["overlap", "resident"])
 def test_a_slower_device_is_called_for_the_few_steps_that_are_timed(mode: str) -> None:
-    """Two of 32 steps, with three events and three times between them each."""
+    """Two of 64 steps, with three events and three times between them each."""
     counts, recorder = run(mode, LATE)
     recorder.flush()
     found = {what: times / STEPS for what, times in DeviceEvent.calls.items()}
-    assert 0.1 < found["record"] <= 0.2 and found["elapsed_time"] <= 0.2 and found["query"] <= 0.1
+    assert 0.05 < found["record"] <= 0.1 and found["elapsed_time"] <= 0.2 and found["query"] <= 0.1
     # Whether the newest result is there already.
     assert counts.mean("Ledger._ask") <= 0.1
 

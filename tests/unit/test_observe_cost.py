@@ -23,6 +23,7 @@ from zos_sglang.observe.recorder import Recorder
 from zos_sglang.overlap.guards import Reason
 from zos_sglang.overlap.streams import Barrier
 from zos_sglang.overlap.watch import (
+    AS_BEFORE,
     ASKS,
     FORWARD,
     FORWARD_NS,
@@ -36,6 +37,9 @@ from zos_sglang.overlap.watch import (
     PROCESSED,
     READING_NS,
     SELECT,
+    STEP,
+    WAIT_FROM,
+    WAIT_TO,
     Watch,
 )
 
@@ -76,9 +80,17 @@ def step(watch: Watch, pending: Result, event: Event, lane: bool, here: bool = F
     new.copy_done = event
     if stamps is not None:
         ride, barrier = (FURTHER, None) if lane else (OUTSIDE, Barrier.FINE)
-        watch.launched(None, new, ride, Reason.OVERLAPPED, 1, barrier)
+        if lane and watch.riding:
+            stamps[STEP], watch.newest = AS_BEFORE, event
+        else:
+            watch.launched(None, new, ride, Reason.OVERLAPPED, 1, barrier)
         stamps[PROCESS] = now()
-    pending.copy_done.synchronize()
+    if lane and stamps is not None:
+        stamps[WAIT_FROM] = now()
+        pending.copy_done.synchronize()
+        stamps[WAIT_TO] = now()
+    else:
+        pending.copy_done.synchronize()
     if stamps is not None:
         stamps[PROCESSED] = now()
     watch.end()

@@ -41,7 +41,8 @@ def test_the_recorder_and_the_null_object_are_watches() -> None:
     it: Watch = new_recorder()
     off: Watch = OFF
     names = [name for name in vars(Watch) if not name.startswith("_") and name != "stamps"]
-    assert len(names) == 15
+    assert len(names) == 16
+    assert all(getattr(one, name) in (None, False) for name in ("riding", "newest") for one in (it, off))
     assert all(callable(getattr(it, name)) and callable(getattr(off, name)) for name in names)
 
 
@@ -130,8 +131,15 @@ def test_a_device_that_is_waited_for_is_not_asked_whether_it_is_done(clocks: Clo
     assert overlapped(new_recorder(), clocks, [30_000] * 6) == [1, 1, 0, 0, 0, 0]
 
 
-def test_it_is_asked_again_once_a_result_was_there(clocks: Clocks) -> None:
-    assert overlapped(new_recorder(), clocks, [30_000, 30_000, 0, 0, 30_000, 30_000]) == [1, 1, 0, 1, 2, 1]
+def test_it_is_asked_again_at_the_launch_once_a_result_was_there(clocks: Clocks) -> None:
+    assert overlapped(new_recorder(), clocks, [30_000, 30_000, 0, 0, 30_000, 30_000]) == [1, 1, 0, 0, 1, 1]
+
+
+def test_a_device_that_is_done_between_begin_and_launch_is_asked_at_the_begin_now_and_then(
+    clocks: Clocks,
+) -> None:
+    found = overlapped(new_recorder(), clocks, [0] * 40)
+    assert found[2:].count(1) >= 35 and sum(one == 2 for one in found[2:]) == 2, "once in 16 steps"
 
 
 @pytest.mark.parametrize(("asked", "ready"), [("begin", "at-begin"), ("launch", "at-launch")])

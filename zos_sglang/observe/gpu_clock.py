@@ -63,7 +63,7 @@ class GpuClock:
         forward: Any = None,
         copy: Any = None,
         *,
-        every: int = 32,
+        every: int = 64,
         pairs: int = 20,
     ) -> None:
         self.forward, self.copy, self.every = forward, copy, every

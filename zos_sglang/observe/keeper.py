@@ -9,11 +9,11 @@ from time import perf_counter_ns as now
 
 import numpy as np
 
-from zos_sglang.observe import complete
+from zos_sglang.observe import complete, wait
 from zos_sglang.observe.gpu_clock import GpuClock
 from zos_sglang.observe.record import Ring
 from zos_sglang.observe.split import charge
-from zos_sglang.observe.tape import blank, stamps_of
+from zos_sglang.observe.tape import FLAGS, ROWS, blank, count_waits, describe, stamps_of
 from zos_sglang.observe.totals import Totals
 from zos_sglang.observe.wait import WaitClock
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 #: Records are handed on when so many wait; where somebody takes them, also when so much time has passed (ns).
 DUE, DUE_NS, NEVER_NS = 1024, 1_000_000_000, 1 << 62
 #: Rows between two looks at them: enough for what a look costs by itself to be little a step.
-SETTLED = 512
+SETTLED = 1024
 
 
 def name_of(sink: object) -> str:
@@ -55,7 +55,7 @@ class Keeper:
             "_blank",
             "_due",
         ),
-        *("_full", "_incomplete", "_before", "_flushed", "_unflushed"),
+        *("_full", "_incomplete", "_before", "_words", "_flushed", "_unflushed"),
     )
 
     def __init__(self, ring: Ring, gpu: GpuClock | None, asynchronous: bool) -> None:
@@ -71,7 +71,7 @@ class Keeper:
         #: Thread CPU spent on settling and handing on, ns.
         self.flush_ns = 0
         self.launches = 0
-        #: The last launches, not processed: what waits for their results, if anything does.
+        #: The last launches, not processed: what waits for their results, if anything of ours does.
         self.open: deque[WaitClock | None] = deque()
         #: Numbers of launches that nobody of ours processed or will process.
         self.unseen: list[int] = []
@@ -88,6 +88,8 @@ class Keeper:
         self.readings: list[tuple[int, int]] = []
         #: Steps of before the tape whose result was not processed; and the last complete one.
         self._incomplete, self._before = complete.NONE, complete.NOTHING
+        #: What the last launch of those rows was.
+        self._words = np.zeros(FLAGS + 1 - ROWS, np.int64)
         self._flushed = self._unflushed = 0
 
     @property
@@ -109,6 +111,8 @@ class Keeper:
     def settle(self) -> None:
         """Write what is complete. The last row has its reading of the thread clock."""
         rows = results = self._table[self._first : self.rows]
+        self._words = describe(rows, self._words)
+        count_waits(rows, wait.LEAST_NS, complete.WAITED, complete.AT_PROCESS)
         if self.more_results:
             results = np.concatenate((self.more_results, rows))
         readings = [(end - self._first, cpu) for end, cpu in self.readings]

@@ -6,7 +6,9 @@ import logging
 from collections.abc import Callable
 from time import perf_counter_ns as now
 from time import thread_time_ns
+from typing import Any
 
+from zos_sglang.observe import wait
 from zos_sglang.observe.complete import AT_BEGIN
 from zos_sglang.observe.complete import WAITED as READY_WAITED
 from zos_sglang.observe.gpu_clock import GpuClock
@@ -27,7 +29,7 @@ from zos_sglang.observe.tape import (
     WAIT,
 )
 from zos_sglang.observe.wait import WaitClock
-from zos_sglang.overlap.watch import ASKS, PROCESS, PROCESSED
+from zos_sglang.overlap.watch import AS_BEFORE, ASKS, PROCESS, PROCESSED, STEP, WAIT_FROM, WAIT_TO
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class Ledger(Keeper):
 
     __slots__ = (
         *("on_fault", "stopped", "after", "clocked", "_flags", "_fresh", "_cpu", "_stop"),
-        *("_armed", "_unknown", "_newest", "_waits", "_every"),
+        *("riding", "newest", "_armed", "_unknown", "_waits", "_sees", "_every"),
     )
 
     def __init__(
@@ -70,11 +72,15 @@ class Ledger(Keeper):
             self.readings.append((self.rows, 0))
         self._table[self.rows] = self._blank
         self._armed = False
-        self._newest: WaitClock | None = None
+        self.riding = False
+        #: Says whether the newest result is there: its `WaitClock`, or its event where nobody of ours waits.
+        self.newest: Any = None
         #: Results that are pending from before this watched.
         self._unknown = 0
         #: The last result was waited for: the device is the slower one, and asking it early finds nothing.
         self._waits = False
+        #: The last result was there when an iteration began.
+        self._sees = True
         self._cpu = 0
         self._next_reading()
         self._fresh = True
@@ -110,14 +116,22 @@ class Ledger(Keeper):
             self._cpu = thread_time_ns()
             self.stamps[BEGIN] = now()
 
-    def end(self) -> None:
+    def end(self) -> None:  # noqa: PLR0912  (calls cost more)
         t = now()
         if self._fresh:
             self.begin()
         else:
             # As `end_iteration` and `find_result`; calls cost as much again.
             stamps = self.stamps
-            if stamps[PROCESS] and not stamps[RESULT]:
+            if stamps[STEP] == AS_BEFORE:
+                # A further step of the lane; the one before was pending, and has been processed.
+                stamps[RESULT] = launches = self.launches
+                self.launches = stamps[STEP] = launches + 1
+                if ready := stamps[READY]:
+                    self._waits, self._sees = False, ready == AT_BEGIN
+                else:
+                    self._waits = stamps[WAIT_TO] - stamps[WAIT_FROM] >= wait.LEAST_NS
+            elif stamps[PROCESS] and not stamps[RESULT]:
                 waiting = self.open
                 if waiting and not self._unknown:
                     stamps[RESULT] = self.launches - len(waiting) + 1
@@ -125,7 +139,9 @@ class Ledger(Keeper):
                     if clock is not None:
                         ready = stamps[READY] = clock.ready
                         stamps[T_READY], stamps[WAIT] = clock.t_ready, clock.waited
-                        self._waits = ready == READY_WAITED
+                        self._waits, self._sees = ready == READY_WAITED, ready == AT_BEGIN
+                    elif self.asynchronous:
+                        self._learn()
                 else:
                     self.find_result()
             stamps[END] = t
@@ -139,14 +155,29 @@ class Ledger(Keeper):
         if self.asynchronous:
             every = self._every
             due = every != 0 and (self.launches + 1) % every <= 1
-            # What is known by now is not asked for again at the launch.
-            self.stamps[ASKS] = due if self._waits or self._ask(AT_BEGIN) else True
+            # What is known by now is not asked for again at the launch; and what was not there the last time
+            # is asked for now and then only.
+            if self._waits or ((self._sees or not self.rows % CLOCKED) and self._ask(AT_BEGIN)):
+                self.stamps[ASKS] = due
+            else:
+                self.stamps[ASKS] = True
         if self.after is not None:
             self.after()
 
+    def _learn(self) -> None:
+        """How the result of the lane that was processed had been waited for."""
+        stamps = self.stamps
+        if ready := stamps[READY]:
+            self._waits, self._sees = False, ready == AT_BEGIN
+        else:
+            self._waits = stamps[WAIT_TO] - stamps[WAIT_FROM] >= wait.LEAST_NS
+
     def end_iteration(self, t: int) -> None:
         stamps = self.stamps
-        if stamps[PROCESS] and not stamps[RESULT]:
+        if stamps[STEP] == AS_BEFORE:
+            stamps[RESULT] = self.launches
+            self.launches = stamps[STEP] = self.launches + 1
+        elif stamps[PROCESS] and not stamps[RESULT]:
             self.find_result()
         stamps[END] = t
         self.rows += 1
@@ -164,7 +195,9 @@ class Ledger(Keeper):
         clock = self.open.popleft()
         if clock is not None:
             stamps[READY], stamps[T_READY], stamps[WAIT] = clock.ready, clock.t_ready, clock.waited
-            self._waits = clock.ready == READY_WAITED
+            self._waits, self._sees = clock.ready == READY_WAITED, clock.ready == AT_BEGIN
+        elif self.asynchronous:
+            self._learn()
 
     def cut(self) -> None:
         """Whatever the thread does until the next begin belongs to no step."""
@@ -261,12 +294,19 @@ class Ledger(Keeper):
 
     def _ask(self, when: int) -> bool:
         """Is the newest result there already? True too where there is nothing to ask for."""
-        clock = self._newest
-        if clock is None or clock.ready or clock.event is None:
+        newest = self.newest
+        if newest is None:
+            return True
+        # A lane's result has no clock: it is processed in this iteration, in whose row the answer goes.
+        watched = type(newest) is WaitClock
+        if newest.ready or newest.event is None if watched else self.stamps[READY]:
             return True
         try:
-            if clock.event.query():
-                clock.ready, clock.t_ready = when, now()
+            if (newest.event if watched else newest).query():
+                if watched:
+                    newest.ready, newest.t_ready = when, now()
+                else:
+                    self.stamps[READY], self.stamps[T_READY] = when, now()
                 return True
         except Exception:
             self.fault()
@@ -278,5 +318,5 @@ class Ledger(Keeper):
         if not self.stopped:
             self.stopped = True
             logger.exception("zos-sglang: recording failed; steps are not recorded from here on")
-        self._armed = False
+        self._armed = self.riding = False
         self.on_fault()

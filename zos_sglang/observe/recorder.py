@@ -13,7 +13,9 @@ from time import perf_counter_ns as now
 from time import thread_time_ns
 from typing import Any
 
-from zos_sglang.observe.complete import AT_LAUNCH
+from zos_sglang.observe import wait
+from zos_sglang.observe.complete import AT_LAUNCH, AT_PROCESS
+from zos_sglang.observe.complete import WAITED as READY_WAITED
 from zos_sglang.observe.gpu_clock import GpuClock
 from zos_sglang.observe.ledger import Ledger
 from zos_sglang.observe.names import AFTER_IDLE, CODES, DELAYED_SAMPLING, LANE_OPENING, PAUSED
@@ -23,18 +25,30 @@ from zos_sglang.observe.tape import (
     BY_EVENTS,
     CAUSE,
     CPU_FORWARD,
+    CPU_WAITED,
     DEPENDS_NS,
     FLAGS,
     PROCESS_NS,
     READY,
     RESULT,
     ROWS,
-    STEP,
     T_READY,
     WAIT,
+    count_waits,
 )
 from zos_sglang.observe.wait import WaitClock
-from zos_sglang.overlap.watch import FURTHER, LAUNCHED, OUTSIDE, PROCESS, PROCESSED, READING_NS, SAMPLED
+from zos_sglang.overlap.watch import (
+    FURTHER,
+    LAUNCHED,
+    OUTSIDE,
+    PROCESS,
+    PROCESSED,
+    READING_NS,
+    SAMPLED,
+    STEP,
+    WAIT_FROM,
+    WAIT_TO,
+)
 
 #: What a batch is: rows, tokens, waiting requests, code of the forward mode, flags, codes of the lane's
 #: refusal and departure.
@@ -87,7 +101,7 @@ class Recorder(Ledger):
         while self.open:
             self.give_up_oldest()
         #: A launch whose sampling comes later, with its result.
-        self._delayed: tuple[WaitClock, Any] | None = None
+        self._delayed: tuple[WaitClock | None, Any] | None = None
         #: Facts of the lane's further steps.
         self._riding: Facts | None = None
         #: The last launch, and its part of a row.
@@ -111,10 +125,12 @@ class Recorder(Ledger):
 
     def launching(self) -> None:
         self._ask(AT_LAUNCH)
-        if self.gpu is not None:
+        step = self.launches + 1
+        if self.gpu is not None and step % (self._every or 1) <= 1:
             try:
-                if self.gpu.arm(self.launches + 1):
+                if self.gpu.arm(step):
                     self._armed = True
+                    self.riding = False  # the sample is to be told of its launch
                     self.stamps[SAMPLED] |= BY_EVENTS
             except Exception:
                 self.fault()
@@ -142,7 +158,7 @@ class Recorder(Ledger):
         stamps[CAUSE], stamps[BLOCKED] = _CAUSES[cause], nanoseconds
         stamps[DEPENDS_NS] += nanoseconds
 
-    def launched(  # noqa: PLR0917  (named arguments cost more)
+    def launched(  # noqa: PLR0912, PLR0917  (named arguments cost more, and so do calls)
         self, batch: Any, result: Any, ride: int, reason: Any, depth: int, barrier: Any = None
     ) -> None:
         stamps = self.stamps
@@ -161,19 +177,25 @@ class Recorder(Ledger):
                 stamps[FLAGS] |= self._flags
                 self._flags = 0
             stamps[STEP] = self.launches = self.launches + 1
+            delayed = stamps[FLAGS] & DELAYED_SAMPLING
+            self.riding = ride == FURTHER and not delayed and not self._unknown
             if not self.asynchronous:
                 self.open.append(None)
                 return
-            clock = self._newest = WaitClock()
-            clock.recorder = self
+            clock = None  # the lane stamps its waits itself
+            if ride != OUTSIDE:
+                self.newest = result.copy_done
+            else:
+                clock = self.newest = WaitClock()
+                clock.recorder = self
+                if not delayed:
+                    if result.copy_done is None:
+                        self._arm(clock, result)
+                    else:
+                        clock.event, result.copy_done = result.copy_done, clock
             self.open.append(clock)
-            delayed = stamps[FLAGS] & DELAYED_SAMPLING
             if delayed:
                 self._delayed = clock, result
-            elif result.copy_done is None:
-                self._arm(clock, result)
-            else:
-                clock.event, result.copy_done = result.copy_done, clock
             if self._armed:
                 self._armed = False
                 self.gpu.launched(not delayed)  # type: ignore[union-attr]
@@ -195,6 +217,7 @@ class Recorder(Ledger):
 
     def rows_left(self) -> None:
         self._riding = self._launch = None
+        self.riding = False
 
     def _find_pending(self, depth: int) -> None:
         """Results may have been processed behind our back, or be pending from before we watched."""
@@ -224,7 +247,19 @@ class Recorder(Ledger):
             # Only now is there something that the result's event stands for.
             clock, result = self._delayed
             self._delayed = None
-            self._try(lambda: self._arm(clock, result))
+            if clock is None:
+                self.newest = result.copy_done
+            else:
+                self._try(lambda: self._arm(clock, result))
+
+    def waiting(self, event: Any) -> None:
+        stamps = self.stamps
+        cpu = thread_time_ns() if self.clocked else 0
+        stamps[WAIT_FROM] = now()
+        event.synchronize()
+        stamps[WAIT_TO] = now()
+        if self.clocked:
+            stamps[CPU_WAITED] += thread_time_ns() - cpu
 
     # ------------------------------------------------------------ a result
 
@@ -234,8 +269,9 @@ class Recorder(Ledger):
         if not stamps[RESULT]:
             self.find_result()
         took = stamps[PROCESSED] - stamps[PROCESS]
+        count_waits(self._table[self.rows][None], wait.LEAST_NS, READY_WAITED, AT_PROCESS)
         self.more_results.append(self._table[self.rows].copy())
-        for place in (PROCESS, PROCESSED, RESULT, READY, T_READY, WAIT):
+        for place in (PROCESS, PROCESSED, RESULT, READY, T_READY, WAIT, WAIT_FROM, WAIT_TO):
             stamps[place] = 0
         stamps[PROCESS_NS] += took
 

@@ -20,6 +20,7 @@ from zos_sglang.overlap.protocols import Batch, Decisions, Lane, SchedulerPort
 from zos_sglang.overlap.result_queue import ResultQueue
 from zos_sglang.overlap.streams import Barrier
 from zos_sglang.overlap.watch import (
+    AS_BEFORE,
     ASKS,
     FURTHER,
     LAUNCH,
@@ -29,6 +30,7 @@ from zos_sglang.overlap.watch import (
     PROCESS,
     PROCESSED,
     SELECT,
+    STEP,
     Watch,
 )
 
@@ -264,8 +266,12 @@ class EventLoop:
 
     def _queue(self, batch: Batch, result: Any, ride: int, reason: Reason, barrier: Any = None) -> None:
         watch = self.watch
-        if watch.stamps is not None:
-            watch.launched(batch, result, ride, reason, len(self.queue), barrier)
+        stamps = watch.stamps
+        if stamps is not None:
+            if ride == FURTHER and watch.riding:
+                stamps[STEP], watch.newest = AS_BEFORE, result.copy_done
+            else:
+                watch.launched(batch, result, ride, reason, len(self.queue), barrier)
         self.account.launched(batch)
         try:
             snapshot = self.snapshot(batch)

@@ -15,12 +15,17 @@ and a place costs a look. In the order of an iteration; what does not happen is 
     LAUNCHED              the launch has returned; by the lane, whose launch ends with such a copy, else by
     launched(...)         which gives the result its watcher
     depending, depended   work that needs the sample of the step before (delayed sampling)
+    WAIT_FROM, WAIT_TO    around the wait for a result of the lane; `waiting(event)` instead where
+                          `stamps[SAMPLED]`
     blocked               the thread was held up for so many nanoseconds
     idle, paused          no batch; the engine is paused
     end                   the iteration is over, and the next begins; `begin` where none has ended before
 
 Where `stamps[SAMPLED]` the step's device time is sampled or its details are asked for: then `forwarding`,
 `forwarded`, `reading_back` and `read_back` are called too.
+
+Further steps of a lane on the same rows are all alike. Where `riding`, such a launch is no call:
+`stamps[STEP]` becomes `AS_BEFORE`, and `newest` what says whether its result is there.
 """
 
 from __future__ import annotations
@@ -29,7 +34,8 @@ from typing import Any, Protocol
 
 #: Places of `stamps`: times and durations, ns of `perf_counter_ns`; 0 where nothing was stamped.
 SELECT, LAUNCH, FORWARD, FORWARDED, FORWARD_NS, READING_NS = range(6)
-LAUNCHED, PROCESS, PROCESSED, SAMPLED, ASKS = range(6, 11)
+LAUNCHED, PROCESS, PROCESSED, SAMPLED, ASKS, WAIT_FROM, WAIT_TO, STEP = range(6, 14)
+AS_BEFORE = -1
 
 
 #: Whose launch it was: not the lane's; the lane's first step on its batch; a further one on the same batch.
@@ -45,6 +51,11 @@ class Watch(Protocol):
 
         Another one in every iteration.
         """
+
+    #: Whether a further step of the lane is stamped and not told of.
+    riding: bool
+    #: The event of the newest result, or None.
+    newest: Any
 
     def begin(self) -> None: ...
 
@@ -76,6 +87,9 @@ class Watch(Protocol):
 
     def depended(self) -> None: ...
 
+    def waiting(self, event: Any) -> None:
+        """Wait for `event`, which stands for a result of the lane."""
+
     def blocked(self, cause: str, nanoseconds: int) -> None: ...
 
     def end(self) -> None: ...
@@ -87,6 +101,8 @@ class Off:
     __slots__ = ()
 
     stamps: memoryview | None = None
+    riding = False
+    newest: Any = None
 
     def begin(self) -> None: ...
 
@@ -115,6 +131,9 @@ class Off:
     def depending(self) -> None: ...
 
     def depended(self) -> None: ...
+
+    def waiting(self, event: Any) -> None:
+        event.synchronize()
 
     def blocked(self, cause: str, nanoseconds: int) -> None: ...
 

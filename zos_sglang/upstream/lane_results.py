@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from time import perf_counter_ns as now
 from typing import Any
 
 from sglang.srt.observability.req_time_stats import flush_trace_batch
@@ -17,6 +18,7 @@ from sglang.srt.observability.scheduler_stage_metrics import (
 )
 from sglang.srt.runtime_context import get_observability
 
+from zos_sglang.overlap.watch import OFF, SAMPLED, WAIT_FROM, WAIT_TO, Watch
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.rows import RowTable
 from zos_sglang.upstream.lane_port import LaneResult
@@ -55,6 +57,8 @@ class LaneResults:
         self.row_ended = row_ended
         self.release_waits = release_waits
         self.failed = failed
+        #: Told of every wait.
+        self.watch: Watch = OFF
         self.counts_graphs = bool(get_observability().enable_metrics)
 
     @property
@@ -86,8 +90,17 @@ class LaneResults:
     def _process_tokens(self, batch: Any, result: LaneResult) -> None:
         table, step = result.table, result.step
         try:
-            if result.copy_done is not None:
-                result.copy_done.synchronize()
+            arrived = result.copy_done
+            if arrived is not None:
+                stamps = self.watch.stamps
+                if stamps is None:
+                    arrived.synchronize()
+                elif stamps[SAMPLED]:
+                    self.watch.waiting(arrived)
+                else:
+                    stamps[WAIT_FROM] = now()
+                    arrived.synchronize()
+                    stamps[WAIT_TO] = now()
             tokens: list[int] = result.next_token_ids.tolist()
             candidates = table.candidates(step, tokens)
         except Exception:
@@ -126,11 +139,11 @@ class LaneResults:
     def _append(self, table: RowTable, tokens: list[int], candidates: set[int]) -> set[int]:
         """Give each row its token; returns the rows that ended or were retracted before this step."""
         absent: set[int] = set()
-        now = time.perf_counter()
+        finished = time.perf_counter()
         if not table.timed and self.undisturbed(table):
             for append, times, token in zip(table.appends, table.times, tokens, strict=True):
                 append(token)
-                times.last_decode_finish_time = now
+                times.last_decode_finish_time = finished
             return absent
         rows = zip(table.reqs, table.appends, table.times, tokens, strict=True)
         for row, (req, append, times, token) in enumerate(rows):
@@ -141,7 +154,7 @@ class LaneResults:
                 if table.timed:
                     times.set_last_decode_finish_time()
                 else:
-                    times.last_decode_finish_time = now
+                    times.last_decode_finish_time = finished
                 if req.to_finish is not None:
                     candidates.add(row)
         if absent:

@@ -65,11 +65,12 @@ class Settings(BaseModel):
         "effect in modes overlap and resident.",
     )
     first_token: FirstToken = Field(
-        "in-order",
+        "early",
         description="When a client waits for the first token of a prefill that the device has finished. "
-        "in-order: it goes out after the next decode step is launched, as in SGLang. early: before that, "
-        "which leaves the device idle for as long as it takes to send it. One rank only, and not with "
-        "speculation or a cache on the host. Modes overlap and resident.",
+        "in-order: it goes out after the next decode step is launched, as in SGLang. early: before that; the "
+        "device, which has nothing to do until that launch, idles for as long as it takes to send it. early "
+        "has effect on one rank only, and not with speculation or a cache on the host: there it is in-order. "
+        "Modes overlap and resident.",
     )
     exit_timeout_s: Seconds = Field(
         10.0,

@@ -37,7 +37,7 @@ def test_an_empty_environment_leaves_the_plugin_inert():
     settings = Settings.from_env({"PATH": "/bin"})
     assert settings.mode is None
     assert (settings.exit_timeout_s, settings.stall_timeout_s) == (10.0, 120.0)
-    assert settings.wait == "block"
+    assert (settings.wait, settings.first_token) == ("block", "early")
     assert not (settings.strict or settings.debug_future_map)
 
 

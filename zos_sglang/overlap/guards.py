@@ -7,7 +7,7 @@ In this order:
    under DP attention: a rule over values that are equal on all ranks (`RankEqual`), because ranks
    that decide differently deadlock (sglang issues 20315 and 20853);
 3. grammar sync: speculation, a grammar that the verify step cannot advance by itself, decode;
-4. early first token, where it is asked for: `first_token_is_there`, see `EventLoop`.
+4. early first token, unless tokens shall go out in order: `first_token_is_there`, see `EventLoop`.
 
 Upstream's counterpart is `Scheduler.is_disable_overlap_for_batch`.
 """

@@ -124,8 +124,7 @@ def streamed(client, text, tokens, **params):
     return json.loads(events[-3].removeprefix("data: "))
 
 
-def test_a_first_token_that_is_there_goes_out_before_the_next_step(serve, client_of, answers):
-    client = client_of(serve("resident", {**CHECKS, "ZOS_FIRST_TOKEN": "early"}))
+def test_a_first_token_that_is_there_goes_out_before_the_next_step(client, answers):
     assert client.wave() == answers
     alone = streamed(client, "a streamed answer", 9)
     stop = {"ignore_eos": False, "stop_token_ids": alone["output_ids"][:1]}

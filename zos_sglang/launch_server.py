@@ -13,21 +13,28 @@ import os
 import sys
 from collections.abc import Sequence
 
+from zos_sglang.missing import told
 from zos_sglang.modes import Mode
-from zos_sglang.settings import (
-    Settings,
-    SettingsError,
-    allowed,
-    as_text,
-    choices,
-    did_you_mean,
-    env_name,
-    flag_name,
-    is_path,
-    is_switch,
-)
-from zos_sglang.upstream import preflight
-from zos_sglang.upstream.cpu_start import ON_A_CPU
+
+try:
+    from zos_sglang.settings import (
+        Settings,
+        SettingsError,
+        allowed,
+        as_text,
+        choices,
+        did_you_mean,
+        env_name,
+        flag_name,
+        is_path,
+        is_switch,
+    )
+    from zos_sglang.upstream import preflight
+    from zos_sglang.upstream.cpu_start import ON_A_CPU
+except ModuleNotFoundError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(told(error))
 
 PROG = "python -m zos_sglang.launch_server"
 GROUP = "zero-overhead scheduling"
@@ -171,4 +178,8 @@ def _dest(field: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        code = main()
+    except ModuleNotFoundError as error:
+        code = told(error)
+    sys.exit(code)

@@ -392,11 +392,13 @@ def test_the_version_is_printed():
     assert (done.returncode, done.stdout) == (0, f"zos-sglang {__version__}\n")
 
 
-@pytest.mark.parametrize("words", [["settings"], ["--help"]])
+@pytest.mark.parametrize(
+    "words", [["zos_sglang", "settings"], ["zos_sglang", "--help"], ["zos_sglang.launch_server", "--help"]]
+)
 def test_a_python_without_what_we_need_is_told_in_one_line(words):
     # -S: without the packages of this environment.
     done = subprocess.run(
-        [sys.executable, "-S", "-m", "zos_sglang", *words],
+        [sys.executable, "-S", "-m", *words],
         env={**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])},
         check=False,
         capture_output=True,
@@ -404,6 +406,24 @@ def test_a_python_without_what_we_need_is_told_in_one_line(words):
     )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert f"{sys.executable} has no module " in done.stderr and "pip install -e ." in done.stderr
+
+
+HIDING_SGLANG = """
+import runpy, sys
+class Hides:
+    def find_spec(self, name, path=None, target=None):
+        if name == "sglang":
+            raise ModuleNotFoundError(name=name)
+sys.meta_path.insert(0, Hides())
+sys.argv = ["launch_server", "--help"]
+runpy.run_module("zos_sglang.launch_server", run_name="__main__")
+"""
+
+
+def test_a_python_without_sglang_alone_is_told_too():
+    done = subprocess.run([sys.executable, "-c", HIDING_SGLANG], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "has no module sglang" in done.stderr
 
 
 @pytest.mark.parametrize("name", [None, "zos_sglang.lost", "sglang.srt.lost"])

@@ -482,6 +482,15 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+def test_the_scenarios_are_listed_for_scripts_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--suite", "full", "--list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert cli.main(["--suite", "full", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(listed) == sum(not line.startswith(" ") for line in lines) > 30
+    assert set(listed[0]) == {"name", "about", "config", "on_cpu"}
+
+
 def run_cli(monkeypatch: pytest.MonkeyPatch, argv: list[str], result: Result | None = None) -> int:
     monkeypatch.setattr(runner, "run", lambda plan, scenarios: [result or judged()])
     # Logs that a failed run leaves behind belong to the test.

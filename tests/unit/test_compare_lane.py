@@ -221,9 +221,11 @@ def test_a_full_suite_that_never_left_for_a_reason_fails(
     code: int,
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
-    argv = ["--model", str(tmp_path), "--mode", "resident", *extra]
+    out = tmp_path / "found.json"
+    argv = ["--model", str(tmp_path), "--mode", "resident", "--out", str(out), *extra]
     assert run_cli(monkeypatch, argv, played(scenario("one", LaneEvidence()), GROWN)) == code
     assert ("never left the lane for pool-full" in capsys.readouterr().out) == bool(code)
+    assert any("pool-full" in sentence for sentence in json.loads(out.read_text())["unseen"]) == bool(code)
 
 
 # ---------------------------------------------------------------- what clients cannot cause

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import shutil
 import signal
@@ -39,6 +40,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     out = console(sys.stderr if args.json else None)
     scenarios = _chosen(parser, args)
+    if args.list and args.json:
+        print(json.dumps([_listed(scenario) for scenario in scenarios]))
+        return 0
     if args.list:
         for scenario in scenarios:
             where = " (not on CPU)" if scenario.not_on_cpu else ""
@@ -82,14 +86,25 @@ def _run(out: Console, args: argparse.Namespace, plan: runner.Plan, scenarios: l
     resident = plan.mode == "resident"
     report.print_report(out, results, title, resident=resident)
     found = report.document(results, _describe(args, plan, seconds), resident=resident)
+    unseen = _unseen(args, results) if resident else []
+    found["unseen"] = unseen
     if args.json:
         print(report.as_text(found), flush=True)
     if args.out is not None:
         report.write_json(Path(args.out.replace("{mode}", plan.mode or "stock-process")), found)
-    unseen = _unseen(args, results) if resident else []
     for sentence in unseen:
         out.print(sentence, markup=False, soft_wrap=True)
     return not unseen and all(result.passed for result in results)
+
+
+def _listed(scenario: Scenario) -> dict[str, object]:
+    """One line of --list, for scripts."""
+    return {
+        "name": scenario.name,
+        "about": scenario.about,
+        "config": scenario.config.name,
+        "on_cpu": not scenario.not_on_cpu,
+    }
 
 
 def _parser() -> argparse.ArgumentParser:

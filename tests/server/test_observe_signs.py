@@ -86,7 +86,7 @@ def test_the_server_knows_its_device_is_asynchronous(virtual: Virtual) -> None:
     assert virtual.client.zos()["steps"]["asynchronous"] is True
     records = virtual.run("overlap", virtual.pace(1.3))
     sampled = records["gpu"][records["gpu"] >= 0]
-    assert sampled.size >= 4
+    assert sampled.size >= 2  # a pair every 64 steps
     assert np.median(sampled) == pytest.approx(virtual.pace(1.3).us * 1000, rel=0.02)
     assert records["cpu_forward"].max() <= 0  # a launch is preparation here, not the device's work
 

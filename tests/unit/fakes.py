@@ -31,7 +31,7 @@ class FakePort:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.steps = self.betweens = 0
+        self.steps = self.betweens = self.waiting = 0
 
     @property
     def last_batch(self) -> Any:
@@ -57,6 +57,7 @@ class FakePort:
         scheduler = self.scheduler
         plan = scheduler.get_next_batch_to_run(scheduler.running_batch, scheduler.last_batch)
         scheduler.running_batch = plan.running_batch
+        self.waiting = len(scheduler.waiting_queue)
         return plan.batch_to_run
 
     def between(self) -> None:

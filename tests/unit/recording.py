@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from tests.unit.lane_simulation import LaneWorld
-from zos_sglang.observe import keeper, ledger, recorder, wait
+from zos_sglang.observe import keeper, ledger, recorder
 from zos_sglang.observe.columns import to_columns
 from zos_sglang.observe.names import Forward, code
 from zos_sglang.observe.record import Ring
 from zos_sglang.observe.recorder import Recorder
-from zos_sglang.observe.wait import WaitClock
 from zos_sglang.overlap.guards import Reason
 from zos_sglang.overlap.watch import (
     ASKS,
@@ -50,8 +49,6 @@ class Clocks:
             (ledger, "thread_time_ns", self.thread),
             (keeper, "now", self.now),
             (recorder, "thread_time_ns", self.thread),
-            (wait, "perf_counter_ns", self.now),
-            (wait, "thread_time_ns", self.thread),
         ):
             monkeypatch.setattr(module, name, clock)
 
@@ -89,13 +86,6 @@ class Event:
 
 def result(event: Any = None) -> Any:
     return SimpleNamespace(copy_done=event)
-
-
-def waiting_for(it: Recorder, event: Any) -> WaitClock:
-    """A result's clock, as the recorder makes it."""
-    clock = WaitClock()
-    clock.recorder, clock.event = it, event
-    return clock
 
 
 class Driven(Recorder):
@@ -153,6 +143,9 @@ class Driven(Recorder):
         if self.stamps[PROCESS]:
             self.again()
         self.stamps[PROCESS] = now()
+        arrived = getattr(result, "copy_done", None)
+        if arrived is not None and self.asynchronous:
+            self.waiting(arrived)
 
     def processed(self) -> None:
         self.stamps[PROCESSED] = now()
@@ -174,8 +167,6 @@ def launch(
 
 def process(it: Driven, given: Any) -> None:
     it.processing(given)
-    if given.copy_done is not None:
-        given.copy_done.synchronize()
     it.processed()
 
 

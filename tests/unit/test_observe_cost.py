@@ -80,17 +80,18 @@ def step(watch: Watch, pending: Result, event: Event, lane: bool, here: bool = F
     new.copy_done = event
     if stamps is not None:
         ride, barrier = (FURTHER, None) if lane else (OUTSIDE, Barrier.FINE)
-        if lane and watch.riding:
+        said = DECODE, 16, 0, barrier
+        if watch.riding if lane else said == watch.said:
+            if not stamps[LAUNCHED]:
+                stamps[LAUNCHED] = now()
             stamps[STEP], watch.newest = AS_BEFORE, event
         else:
-            watch.launched(None, new, ride, Reason.OVERLAPPED, 1, barrier)
-        stamps[PROCESS] = now()
-    if lane and stamps is not None:
-        stamps[WAIT_FROM] = now()
-        pending.copy_done.synchronize()
-        stamps[WAIT_TO] = now()
-    else:
-        pending.copy_done.synchronize()
+            watch.launched(None, new, ride, Reason.OVERLAPPED, 1, barrier, said)
+        begun = stamps[PROCESS] = now()
+        if watch.asynchronous:
+            pending.copy_done.synchronize()
+            stamps[WAIT_FROM], stamps[WAIT_TO] = begun, now()
+    pending.copy_done.synchronize()
     if stamps is not None:
         stamps[PROCESSED] = now()
     watch.end()

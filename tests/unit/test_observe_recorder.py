@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.recording import Clocks, Event, columns, launch, new_recorder, process, result, waiting_for
+from tests.unit.recording import Clocks, Event, columns, launch, new_recorder, process, result
 from zos_sglang.observe import keeper
 from zos_sglang.observe.adjacent import pairs
 from zos_sglang.observe.keeper import SETTLED
@@ -202,9 +202,7 @@ def test_waiting_is_told_from_processing(clocks: Clocks) -> None:
     it.begin()
     given = launch(it, result(Event(clocks, 70_000)), Reason.NOTHING_PENDING, 0)
     it.processing(given)
-    clocks.work(100)
-    given.copy_done.synchronize()
-    clocks.work(200)
+    clocks.work(300)
     it.processed()
     it.end()
     found = columns(it)
@@ -223,18 +221,6 @@ def test_a_wait_that_burns_the_processor_is_readback(clocks: Clocks) -> None:
     assert (found["cpu"], found["cpu_readback"], found["cpu_prepare"]) == ([71_000], [70_000], [1_000])
 
 
-def test_the_wait_clock_passes_everything_on_to_its_event(clocks: Clocks) -> None:
-    event = Event(clocks)
-    clock = waiting_for(new_recorder(), event)
-    assert clock.query() is False
-    event.ready = True
-    assert clock.query() is True
-    clock.record("stream")
-    assert event.recorded == 1 and clock.takes == 0
-    with pytest.raises(AttributeError):
-        clock.no_such_thing
-
-
 def test_an_error_of_the_event_is_not_swallowed(clocks: Clocks) -> None:
     class Broken(Event):
         def synchronize(self) -> None:
@@ -244,14 +230,7 @@ def test_an_error_of_the_event_is_not_swallowed(clocks: Clocks) -> None:
     it.begin()
     given = launch(it, result(Broken(clocks)))
     with pytest.raises(RuntimeError, match="device-side assert"):
-        given.copy_done.synchronize()
-
-
-def test_an_event_is_never_mistaken_for_that_of_a_later_launch(clocks: Clocks) -> None:
-    it = new_recorder()
-    events = [Event(clocks) for _ in range(9)]
-    results = [launch(it, result(event)) for event in events]
-    assert [given.copy_done.event for given in results] == events
+        process(it, given)
 
 
 # ---------------------------------------------------------------- four classes
@@ -314,9 +293,7 @@ def step(it: Any, clocks: Clocks, kind: str, time: int) -> None:
         clocks.work(time)
         it.processed()
     elif kind in ("wait", "spin"):
-        event = Event(clocks, time, spins=kind == "spin")
-        it.processing(None)
-        waiting_for(it, event).synchronize()
+        it.processing(result(Event(clocks, time, spins=kind == "spin")))
         it.processed()
     else:
         (clocks.work if kind == "work" else clocks.sleep)(time)

@@ -110,7 +110,8 @@ def test_a_lane_that_is_no_more_is_watched_nowhere() -> None:
         place=lambda *given: placed.append(given), place_forward=lambda *given, stamped: placed.append(given)
     )
     runtime.watch_lane(None)
-    assert placed == [("lane", None), ("lane step", None, "step"), ("lane step, masked", None, "begin")]
+    steps = [("lane step", None, "step"), ("lane step, masked", None, "begin")]
+    assert placed == [("lane", None), *steps]
 
 
 def test_mode_resident_without_a_lane_is_mode_overlap(

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns as now
 
 import numpy as np
 
-from zos_sglang.observe import complete, wait
+from zos_sglang.observe import complete
 from zos_sglang.observe.gpu_clock import GpuClock
 from zos_sglang.observe.record import Ring
 from zos_sglang.observe.split import charge
 from zos_sglang.observe.tape import FLAGS, ROWS, blank, count_waits, describe, stamps_of
 from zos_sglang.observe.totals import Totals
-from zos_sglang.observe.wait import WaitClock
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +69,8 @@ class Keeper:
         #: Thread CPU spent on settling and handing on, ns.
         self.flush_ns = 0
         self.launches = 0
-        #: The last launches, not processed: what waits for their results, if anything of ours does.
-        self.open: deque[WaitClock | None] = deque()
+        #: How many of the last launches are not processed.
+        self.open = 0
         #: Numbers of launches that nobody of ours processed or will process.
         self.unseen: list[int] = []
         #: Rows of iterations. Of those, in this order: have been looked at, have ended (until `rows`), is of
@@ -112,7 +110,7 @@ class Keeper:
         """Write what is complete. The last row has its reading of the thread clock."""
         rows = results = self._table[self._first : self.rows]
         self._words = describe(rows, self._words)
-        count_waits(rows, wait.LEAST_NS, complete.WAITED, complete.AT_PROCESS)
+        count_waits(rows, complete.WAITED, complete.AT_PROCESS)
         if self.more_results:
             results = np.concatenate((self.more_results, rows))
         readings = [(end - self._first, cpu) for end, cpu in self.readings]
@@ -156,12 +154,12 @@ class Keeper:
     @property
     def oldest_open(self) -> int:
         """Number of the oldest launch whose result was not processed; the next launch's if there is none."""
-        return self.launches - len(self.open) + 1
+        return self.launches - self.open + 1
 
     def give_up_oldest(self) -> None:
         """The oldest open launch was processed by somebody else, or never will be."""
         self.unseen.append(self.oldest_open)
-        self.open.popleft()
+        self.open -= 1
 
     def hand_on(self) -> None:
         """Hand complete records on, up to the first incomplete one: nobody sees them out of order."""

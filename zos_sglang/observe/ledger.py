@@ -8,9 +8,8 @@ from time import perf_counter_ns as now
 from time import thread_time_ns
 from typing import Any
 
-from zos_sglang.observe import wait
-from zos_sglang.observe.complete import AT_BEGIN
-from zos_sglang.observe.complete import WAITED as READY_WAITED
+from zos_sglang.observe import tape
+from zos_sglang.observe.complete import AT_BEGIN, AT_LAUNCH
 from zos_sglang.observe.gpu_clock import GpuClock
 from zos_sglang.observe.keeper import SETTLED, Keeper
 from zos_sglang.observe.record import Ring
@@ -26,9 +25,7 @@ from zos_sglang.observe.tape import (
     RESULT,
     SAMPLED,
     T_READY,
-    WAIT,
 )
-from zos_sglang.observe.wait import WaitClock
 from zos_sglang.overlap.watch import AS_BEFORE, ASKS, PROCESS, PROCESSED, STEP, WAIT_FROM, WAIT_TO
 
 logger = logging.getLogger(__name__)
@@ -47,7 +44,7 @@ class Ledger(Keeper):
 
     __slots__ = (
         *("on_fault", "stopped", "after", "clocked", "_flags", "_fresh", "_cpu", "_stop"),
-        *("riding", "newest", "_armed", "_unknown", "_waits", "_sees", "_every"),
+        *("riding", "said", "newest", "_armed", "_unknown", "_waits", "_sees", "_every"),
     )
 
     def __init__(
@@ -73,7 +70,8 @@ class Ledger(Keeper):
         self._table[self.rows] = self._blank
         self._armed = False
         self.riding = False
-        #: Says whether the newest result is there: its `WaitClock`, or its event where nobody of ours waits.
+        self.said: Any = None
+        #: Says whether the newest result is there; None: it is, or nothing is pending.
         self.newest: Any = None
         #: Results that are pending from before this watched.
         self._unknown = 0
@@ -116,34 +114,24 @@ class Ledger(Keeper):
             self._cpu = thread_time_ns()
             self.stamps[BEGIN] = now()
 
-    def end(self) -> None:  # noqa: PLR0912  (calls cost more)
+    def end(self) -> None:
         t = now()
         if self._fresh:
             self.begin()
         else:
-            # As `end_iteration` and `find_result`; calls cost as much again.
+            # As `end_iteration`; a call costs as much again.
             stamps = self.stamps
             if stamps[STEP] == AS_BEFORE:
-                # A further step of the lane; the one before was pending, and has been processed.
+                # The step before was pending, and has been processed.
                 stamps[RESULT] = launches = self.launches
                 self.launches = stamps[STEP] = launches + 1
-                if ready := stamps[READY]:
-                    self._waits, self._sees = False, ready == AT_BEGIN
-                else:
-                    self._waits = stamps[WAIT_TO] - stamps[WAIT_FROM] >= wait.LEAST_NS
             elif stamps[PROCESS] and not stamps[RESULT]:
-                waiting = self.open
-                if waiting and not self._unknown:
-                    stamps[RESULT] = self.launches - len(waiting) + 1
-                    clock = waiting.popleft()
-                    if clock is not None:
-                        ready = stamps[READY] = clock.ready
-                        stamps[T_READY], stamps[WAIT] = clock.t_ready, clock.waited
-                        self._waits, self._sees = ready == READY_WAITED, ready == AT_BEGIN
-                    elif self.asynchronous:
-                        self._learn()
-                else:
-                    self.find_result()
+                self.find_result()
+            # How the result was waited for.
+            if stamps[PROCESS]:
+                ready = stamps[READY]
+                self._sees = ready == AT_BEGIN
+                self._waits = not ready and stamps[WAIT_TO] - stamps[WAIT_FROM] >= tape.LEAST_NS
             stamps[END] = t
             self.rows = rows = self.rows + 1
             stamps = self.stamps = self._stamps[rows]
@@ -157,20 +145,19 @@ class Ledger(Keeper):
             due = every != 0 and (self.launches + 1) % every <= 1
             # What is known by now is not asked for again at the launch; and what was not there the last time
             # is asked for now and then only.
-            if self._waits or ((self._sees or not self.rows % CLOCKED) and self._ask(AT_BEGIN)):
-                self.stamps[ASKS] = due
-            else:
-                self.stamps[ASKS] = True
+            known = self._waits
+            if not known and (self._sees or not self.rows % CLOCKED):
+                # The answer goes into the row of the iteration that begins, in which the result is processed.
+                newest, stamps = self.newest, self.stamps
+                try:
+                    known = newest is None or newest.query()
+                    if known and newest is not None:
+                        stamps[READY], stamps[T_READY] = AT_BEGIN, now()
+                except Exception:
+                    self.fault()
+            self.stamps[ASKS] = due or not known
         if self.after is not None:
             self.after()
-
-    def _learn(self) -> None:
-        """How the result of the lane that was processed had been waited for."""
-        stamps = self.stamps
-        if ready := stamps[READY]:
-            self._waits, self._sees = False, ready == AT_BEGIN
-        else:
-            self._waits = stamps[WAIT_TO] - stamps[WAIT_FROM] >= wait.LEAST_NS
 
     def end_iteration(self, t: int) -> None:
         stamps = self.stamps
@@ -191,13 +178,10 @@ class Ledger(Keeper):
             self._unknown = max(self._unknown - 1, 0)
             stamps[RESULT] = NOBODYS
             return
-        stamps[RESULT] = self.launches - len(self.open) + 1
-        clock = self.open.popleft()
-        if clock is not None:
-            stamps[READY], stamps[T_READY], stamps[WAIT] = clock.ready, clock.t_ready, clock.waited
-            self._waits, self._sees = clock.ready == READY_WAITED, clock.ready == AT_BEGIN
-        elif self.asynchronous:
-            self._learn()
+        stamps[RESULT] = self.launches - self.open + 1
+        self.open -= 1
+        if not self.open:
+            self.newest = None
 
     def cut(self) -> None:
         """Whatever the thread does until the next begin belongs to no step."""
@@ -292,25 +276,16 @@ class Ledger(Keeper):
             self.gpu.under_way.clear()
         self.hand_on()
 
-    def _ask(self, when: int) -> bool:
-        """Is the newest result there already? True too where there is nothing to ask for."""
-        newest = self.newest
-        if newest is None:
-            return True
-        # A lane's result has no clock: it is processed in this iteration, in whose row the answer goes.
-        watched = type(newest) is WaitClock
-        if newest.ready or newest.event is None if watched else self.stamps[READY]:
-            return True
+    def _ask_at_launch(self) -> None:
+        """Is the newest result there already, if it was neither seen there before nor processed?"""
+        newest, stamps = self.newest, self.stamps
+        if newest is None or stamps[READY] or stamps[PROCESS]:
+            return
         try:
-            if (newest.event if watched else newest).query():
-                if watched:
-                    newest.ready, newest.t_ready = when, now()
-                else:
-                    self.stamps[READY], self.stamps[T_READY] = when, now()
-                return True
+            if newest.query():
+                stamps[READY], stamps[T_READY] = AT_LAUNCH, now()
         except Exception:
             self.fault()
-        return False
 
     def fault(self) -> None:
         """Recording failed: say so once, and let the scheduler go on without."""

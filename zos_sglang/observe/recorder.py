@@ -13,12 +13,19 @@ from time import perf_counter_ns as now
 from time import thread_time_ns
 from typing import Any
 
-from zos_sglang.observe import wait
-from zos_sglang.observe.complete import AT_LAUNCH, AT_PROCESS
+from zos_sglang.observe.complete import AT_PROCESS
 from zos_sglang.observe.complete import WAITED as READY_WAITED
 from zos_sglang.observe.gpu_clock import GpuClock
 from zos_sglang.observe.ledger import Ledger
-from zos_sglang.observe.names import AFTER_IDLE, CODES, DELAYED_SAMPLING, LANE_OPENING, PAUSED
+from zos_sglang.observe.names import (
+    AFTER_IDLE,
+    CODES,
+    DELAYED_SAMPLING,
+    LANE_OPENING,
+    PAUSED,
+    Forward,
+    code,
+)
 from zos_sglang.observe.record import Ring
 from zos_sglang.observe.tape import (
     BLOCKED,
@@ -28,6 +35,7 @@ from zos_sglang.observe.tape import (
     CPU_WAITED,
     DEPENDS_NS,
     FLAGS,
+    KIND,
     PROCESS_NS,
     READY,
     RESULT,
@@ -36,7 +44,6 @@ from zos_sglang.observe.tape import (
     WAIT,
     count_waits,
 )
-from zos_sglang.observe.wait import WaitClock
 from zos_sglang.overlap.watch import (
     FURTHER,
     LAUNCHED,
@@ -59,6 +66,7 @@ Launch = tuple[Facts | None, int, Any, int, Any, int]
 _REASONS = CODES["reason"]
 _BARRIERS: dict[Any, int] = {None: 0, **CODES["barrier"]}
 _CAUSES = CODES["block"]
+_DECODE = code("forward", Forward.DECODE)
 
 
 class Recorder(Ledger):
@@ -100,8 +108,8 @@ class Recorder(Ledger):
         self.clear()
         while self.open:
             self.give_up_oldest()
-        #: A launch whose sampling comes later, with its result.
-        self._delayed: tuple[WaitClock | None, Any] | None = None
+        #: The result of a launch whose sampling comes later.
+        self._delayed: Any = None
         #: Facts of the lane's further steps.
         self._riding: Facts | None = None
         #: The last launch, and its part of a row.
@@ -115,22 +123,24 @@ class Recorder(Ledger):
 
     def idle(self) -> None:
         self._flags |= AFTER_IDLE
+        self.said = None
         self.cut()
 
     def paused(self) -> None:
         self._flags |= PAUSED
+        self.said = None
         self.cut()
 
     # ------------------------------------------------------------ a launch
 
     def launching(self) -> None:
-        self._ask(AT_LAUNCH)
+        self._ask_at_launch()
         step = self.launches + 1
         if self.gpu is not None and step % (self._every or 1) <= 1:
             try:
                 if self.gpu.arm(step):
                     self._armed = True
-                    self.riding = False  # the sample is to be told of its launch
+                    self.riding, self.said = False, None  # the sample is to be told of its launch
                     self.stamps[SAMPLED] |= BY_EVENTS
             except Exception:
                 self.fault()
@@ -158,14 +168,21 @@ class Recorder(Ledger):
         stamps[CAUSE], stamps[BLOCKED] = _CAUSES[cause], nanoseconds
         stamps[DEPENDS_NS] += nanoseconds
 
-    def launched(  # noqa: PLR0912, PLR0917  (named arguments cost more, and so do calls)
-        self, batch: Any, result: Any, ride: int, reason: Any, depth: int, barrier: Any = None
+    def launched(  # noqa: PLR0917  (named arguments cost more)
+        self,
+        batch: Any,
+        result: Any,
+        ride: int,
+        reason: Any,
+        depth: int,
+        barrier: Any = None,
+        said: Any = None,
     ) -> None:
         stamps = self.stamps
         if not stamps[LAUNCHED]:
             stamps[LAUNCHED] = now()
         try:
-            if stamps[PROCESS] or self._unknown or len(self.open) != depth:
+            if stamps[PROCESS] or self._unknown or self.open != depth:
                 self._find_pending(depth)
             facts = self._riding if ride == FURTHER else self.facts(batch, result, ride != OUTSIDE)
             # Most launches are like the one before.
@@ -177,25 +194,21 @@ class Recorder(Ledger):
                 stamps[FLAGS] |= self._flags
                 self._flags = 0
             stamps[STEP] = self.launches = self.launches + 1
+            self.open += 1
             delayed = stamps[FLAGS] & DELAYED_SAMPLING
-            self.riding = ride == FURTHER and not delayed and not self._unknown
+            # The next one may be silent where what is pending then is this one's result, and no other.
+            alone = not (delayed or self._unknown)
+            self.riding = alone and ride == FURTHER
+            self.said = said if alone and stamps[KIND] == _DECODE else None
             if not self.asynchronous:
-                self.open.append(None)
                 return
-            clock = None  # the lane stamps its waits itself
-            if ride != OUTSIDE:
-                self.newest = result.copy_done
-            else:
-                clock = self.newest = WaitClock()
-                clock.recorder = self
-                if not delayed:
-                    if result.copy_done is None:
-                        self._arm(clock, result)
-                    else:
-                        clock.event, result.copy_done = result.copy_done, clock
-            self.open.append(clock)
             if delayed:
-                self._delayed = clock, result
+                self._delayed, self.newest = result, None
+            else:
+                if self.new_event is not None and result.copy_done is None:
+                    result.copy_done = self.new_event()
+                    result.copy_done.record()
+                self.newest = result.copy_done
             if self._armed:
                 self._armed = False
                 self.gpu.launched(not delayed)  # type: ignore[union-attr]
@@ -223,19 +236,9 @@ class Recorder(Ledger):
         """Results may have been processed behind our back, or be pending from before we watched."""
         if self.stamps[PROCESS] and not self.stamps[RESULT]:
             self.find_result()
-        while len(self.open) > depth:
+        while self.open > depth:
             self.give_up_oldest()
-        self._unknown = depth - len(self.open)
-
-    def _arm(self, clock: WaitClock, result: Any) -> None:
-        event = result.copy_done
-        if event is None:
-            if self.new_event is None:
-                return
-            event = self.new_event()
-            event.record()
-        clock.event = event
-        result.copy_done = clock
+        self._unknown = depth - self.open
 
     def depending(self) -> None:
         self._t_depends, self._read_before = now(), self.stamps[READING_NS]
@@ -245,12 +248,7 @@ class Recorder(Ledger):
         stamps[DEPENDS_NS] += now() - self._t_depends - (stamps[READING_NS] - self._read_before)
         if self._delayed is not None:
             # Only now is there something that the result's event stands for.
-            clock, result = self._delayed
-            self._delayed = None
-            if clock is None:
-                self.newest = result.copy_done
-            else:
-                self._try(lambda: self._arm(clock, result))
+            self.newest, self._delayed = self._delayed.copy_done, None
 
     def waiting(self, event: Any) -> None:
         stamps = self.stamps
@@ -269,7 +267,7 @@ class Recorder(Ledger):
         if not stamps[RESULT]:
             self.find_result()
         took = stamps[PROCESSED] - stamps[PROCESS]
-        count_waits(self._table[self.rows][None], wait.LEAST_NS, READY_WAITED, AT_PROCESS)
+        count_waits(self._table[self.rows][None], READY_WAITED, AT_PROCESS)
         self.more_results.append(self._table[self.rows].copy())
         for place in (PROCESS, PROCESSED, RESULT, READY, T_READY, WAIT, WAIT_FROM, WAIT_TO):
             stamps[place] = 0

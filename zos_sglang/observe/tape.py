@@ -30,6 +30,9 @@ WIDTH = FLAGS + 1
 
 NOBODYS = -1
 
+#: A wait shorter than this (ns) is none: the result was there, the call itself takes as long.
+LEAST_NS = 20_000
+
 #: Bits of SAMPLED.
 BY_EVENTS, BY_CLOCK = 1, 2
 
@@ -69,12 +72,11 @@ def describe(rows: np.ndarray, before: np.ndarray) -> np.ndarray:
     return rows[told[-1] - 1, ROWS : FLAGS + 1].copy() if len(told) and told[-1] else before
 
 
-def count_waits(rows: np.ndarray, least: int, waited: int, there: int) -> None:
-    """Count the waits for results of the lane, in place.
+def count_waits(rows: np.ndarray, waited: int, there: int) -> None:
+    """Count the waits for results, in place.
 
     Args:
         rows: of the tape.
-        least: ns; a shorter wait is none.
         waited, there: how a result is known to be there that was waited for, and one that was not.
     """
     some = rows[:, WAIT_TO] > 0
@@ -85,5 +87,5 @@ def count_waits(rows: np.ndarray, least: int, waited: int, there: int) -> None:
     rows[:, WAITED_THERE] += np.where(rows[:, PROCESS] > 0, took, 0)
     rows[:, WAIT] += took
     asked = some & (rows[:, READY] == 0)
-    rows[asked, READY] = np.where(took[asked] >= least, waited, there)
+    rows[asked, READY] = np.where(took[asked] >= LEAST_NS, waited, there)
     rows[asked, T_READY] = rows[asked, WAIT_TO]

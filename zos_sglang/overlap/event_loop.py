@@ -24,13 +24,17 @@ from zos_sglang.overlap.watch import (
     ASKS,
     FURTHER,
     LAUNCH,
+    LAUNCHED,
     OFF,
     OPENING,
     OUTSIDE,
     PROCESS,
     PROCESSED,
+    SAMPLED,
     SELECT,
     STEP,
+    WAIT_FROM,
+    WAIT_TO,
     Watch,
 )
 
@@ -216,11 +220,20 @@ class EventLoop:
         while len(self.queue) > left:
             self.phase = "process"
             batch, result = self.queue.popleft()
-            stamps = self.watch.stamps
+            watch = self.watch
+            stamps = watch.stamps
             if stamps is not None:
                 if stamps[PROCESS]:
-                    self.watch.again()
-                stamps[PROCESS] = now()
+                    watch.again()
+                begun = stamps[PROCESS] = now()
+                arrived = result.copy_done
+                if watch.asynchronous and arrived is not None:
+                    # As the processing would a little later; but here nothing has to stand in for the event.
+                    if stamps[SAMPLED]:
+                        watch.waiting(arrived)
+                    else:
+                        arrived.synchronize()
+                        stamps[WAIT_FROM], stamps[WAIT_TO] = begun, now()
             self.port.process(batch, result)
             if stamps is not None:
                 stamps[PROCESSED] = now()
@@ -268,10 +281,16 @@ class EventLoop:
         watch = self.watch
         stamps = watch.stamps
         if stamps is not None:
-            if ride == FURTHER and watch.riding:
+            said = None
+            # All that tells one decode step of this loop from another; a lane has more to say.
+            if reason is _OVERLAPPED and self.lane is None and not self.launcher.delayed:
+                said = batch.forward_mode, len(batch.reqs), self.port.waiting, barrier
+            if watch.riding if ride == FURTHER else said is not None and said == watch.said:
+                if not stamps[LAUNCHED]:
+                    stamps[LAUNCHED] = now()
                 stamps[STEP], watch.newest = AS_BEFORE, result.copy_done
             else:
-                watch.launched(batch, result, ride, reason, len(self.queue), barrier)
+                watch.launched(batch, result, ride, reason, len(self.queue), barrier, said)
         self.account.launched(batch)
         try:
             snapshot = self.snapshot(batch)

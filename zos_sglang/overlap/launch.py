@@ -47,6 +47,8 @@ class Launcher:
         self.own = own
         #: Told of every step.
         self.watch: Watch = OFF
+        #: Whether the last launch is, or may be, sampled later.
+        self.delayed = False
         self._forward_entered = False
 
     def launch(self, batch: Batch) -> Any:
@@ -55,6 +57,7 @@ class Launcher:
         Raises:
             RowLedgerError: debug mode found an input token that is not the reader's.
         """
+        self.delayed = True
         if not self.own:
             self.account.passed("upstream-launch")
             return self.port.launch_upstream(batch)
@@ -83,6 +86,7 @@ class Launcher:
                 rows = batch.req_pool_indices
                 result = device.forward(batch, rows)
                 if device.delayed_sample(result) is None:
+                    self.delayed = False
                     self._hand_on(batch, rows, result)
                 else:
                     device.hold_sample(rows, result)

@@ -81,6 +81,8 @@ class SchedulerPort(Protocol):
     """The host's side of an iteration: upstream's duties, each at its place."""
 
     last_batch: Any
+    #: Requests that wait, as of the last selection.
+    waiting: int
 
     def exiting(self) -> bool: ...
 

@@ -13,10 +13,10 @@ and a place costs a look. In the order of an iteration; what does not happen is 
     FORWARDED             it has returned, FORWARD_NS is what it and others took: where it runs in this thread
     READING_NS            what queueing copies to the host took
     LAUNCHED              the launch has returned; by the lane, whose launch ends with such a copy, else by
-    launched(...)         which gives the result its watcher
+    launched(...)         or the loop where that is no call
     depending, depended   work that needs the sample of the step before (delayed sampling)
-    WAIT_FROM, WAIT_TO    around the wait for a result of the lane; `waiting(event)` instead where
-                          `stamps[SAMPLED]`
+    WAIT_FROM, WAIT_TO    around the wait for a result, once PROCESS is stamped, on an asynchronous device;
+                          `waiting(event)` instead where `stamps[SAMPLED]`
     blocked               the thread was held up for so many nanoseconds
     idle, paused          no batch; the engine is paused
     end                   the iteration is over, and the next begins; `begin` where none has ended before
@@ -24,8 +24,9 @@ and a place costs a look. In the order of an iteration; what does not happen is 
 Where `stamps[SAMPLED]` the step's device time is sampled or its details are asked for: then `forwarding`,
 `forwarded`, `reading_back` and `read_back` are called too.
 
-Further steps of a lane on the same rows are all alike. Where `riding`, such a launch is no call:
-`stamps[STEP]` becomes `AS_BEFORE`, and `newest` what says whether its result is there.
+Steady decode steps are all alike: further ones of a lane on the same rows, and without a lane those of which
+the loop would say the same (`said`). Where `riding`, or where that is `said` already, such a launch is no
+call: `stamps[STEP]` becomes `AS_BEFORE`, and `newest` what says whether its result is there.
 """
 
 from __future__ import annotations
@@ -52,8 +53,12 @@ class Watch(Protocol):
         Another one in every iteration.
         """
 
+    #: Whether a launch returns before its result is there: then who processes one waits for it here first.
+    asynchronous: bool
     #: Whether a further step of the lane is stamped and not told of.
     riding: bool
+    #: What the loop said of the last launch, if it was a decode step that the next one may be like; or None.
+    said: Any
     #: The event of the newest result, or None.
     newest: Any
 
@@ -76,9 +81,19 @@ class Watch(Protocol):
     def read_back(self) -> None: ...
 
     def launched(  # noqa: PLR0917  (named arguments cost more)
-        self, batch: Any, result: Any, ride: int, reason: Any, depth: int, barrier: Any = None
+        self,
+        batch: Any,
+        result: Any,
+        ride: int,
+        reason: Any,
+        depth: int,
+        barrier: Any = None,
+        said: Any = None,
     ) -> None:
-        """`depth` results were pending at the launch; `barrier` is the write-after-read barrier it used."""
+        """`depth` results were pending at the launch; `barrier` is the write-after-read barrier it used.
+
+        `said`: what equals it for launches that need no call if this is a decode step; None: none does.
+        """
 
     def rows_left(self) -> None:
         """Some rows of the open lane have gone: what was known of its batch is no longer so."""
@@ -88,7 +103,7 @@ class Watch(Protocol):
     def depended(self) -> None: ...
 
     def waiting(self, event: Any) -> None:
-        """Wait for `event`, which stands for a result of the lane."""
+        """Wait for `event`, which stands for a result."""
 
     def blocked(self, cause: str, nanoseconds: int) -> None: ...
 
@@ -101,7 +116,8 @@ class Off:
     __slots__ = ()
 
     stamps: memoryview | None = None
-    riding = False
+    asynchronous = riding = False
+    said: Any = None
     newest: Any = None
 
     def begin(self) -> None: ...
@@ -123,7 +139,14 @@ class Off:
     def read_back(self) -> None: ...
 
     def launched(  # noqa: PLR0917  (named arguments cost more)
-        self, batch: Any, result: Any, ride: int, reason: Any, depth: int, barrier: Any = None
+        self,
+        batch: Any,
+        result: Any,
+        ride: int,
+        reason: Any,
+        depth: int,
+        barrier: Any = None,
+        said: Any = None,
     ) -> None: ...
 
     def rows_left(self) -> None: ...

@@ -94,6 +94,7 @@ class SglangPort:
         self.pins = pins if pins is not None else PinRing()
         #: Takes the lane's results; None without a lane.
         self.lane_results: Any = None
+        self.waiting = 0
         self.strict_memory_check = bool(envs.SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY.get())
 
     @property
@@ -121,6 +122,7 @@ class SglangPort:
         plan = scheduler.get_next_batch_to_run(
             running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
         )
+        self.waiting = len(scheduler.waiting_queue)
         scheduler.running_batch = plan.running_batch
         scheduler.cur_batch_for_debug = plan.batch_to_run
         return plan.batch_to_run

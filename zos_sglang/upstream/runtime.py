@@ -342,7 +342,6 @@ class Runtime:
     def watch_lane(self, lane: Any) -> None:
         """Let what watches see the steps of this lane; None: there is none any more."""
         self.observation.place("lane", lane)
-        self.observation.place("lane results", self._port.lane_results if lane is not None else None)
         executor = lane.executor if lane is not None else None
         if executor is None or executor.graphs:
             # Steps of graphs do not go through the runner's forward.

@@ -168,7 +168,7 @@ class Observation:
         """A loop begins to run in `mode`."""
         self.loop = loop
         recorder = self.recorder
-        recorder.mode = code("mode", mode)
+        recorder.mode, recorder.said = code("mode", mode), None
         # Without overlap a result has no event; its tokens are read by a call that waits.
         makes_events = loop == "normal" and self._asynchronous
         recorder.new_event = self.scheduler.device_module.Event if makes_events else None

@@ -24,6 +24,8 @@ from zos_sglang.overlap.watch import (
     READING_NS,
     SAMPLED,
     SELECT,
+    WAIT_FROM,
+    WAIT_TO,
     Watch,
 )
 from zos_sglang.upstream.releases import READBACK, has_readback_call
@@ -48,6 +50,30 @@ class Stand:
             vars(self.owner).pop(self.name, None)
         else:
             setattr(self.owner, self.name, self.before)
+
+
+class TimedEvent:
+    """Stands in for a result's event (`copy_done`) and stamps the wait, amid SGLang's processing."""
+
+    __slots__ = ("event", "of")
+
+    def __init__(self, event: Any, of: StockWatch) -> None:
+        self.event, self.of = event, of
+
+    def synchronize(self) -> None:
+        watch = self.of.watch
+        stamps = watch.stamps
+        if stamps is None:
+            self.event.synchronize()
+        elif stamps[SAMPLED]:
+            watch.waiting(self.event)
+        else:
+            stamps[WAIT_FROM] = now()
+            self.event.synchronize()
+            stamps[WAIT_TO] = now()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.event, name)
 
 
 class StockWatch:
@@ -132,9 +158,16 @@ class StockWatch:
                 watch.reading_back()
                 watch.read_back()
             watch.launched(batch, result, OUTSIDE, reason, depth)
+            self._time(result)
             return result
 
         return launching
+
+    def _time(self, result: Any) -> None:
+        """A sample that is still to come has its event later, or the same one, which is timed already."""
+        arrived = result.copy_done
+        if arrived is not None and self.watch.asynchronous and type(arrived) is not TimedEvent:
+            result.copy_done = TimedEvent(arrived, self)
 
     def _reason(self, batch: Any, queue: Collection[Any]) -> Reason:
         if self.normal:
@@ -195,6 +228,7 @@ class StockWatch:
                     self.watch.reading_back()
                     self.watch.read_back()
                 self.watch.depended()
+                self._time(result)
             self._end()
             return done
 

@@ -65,7 +65,7 @@ browser: ## Chromium, in which a test looks at a report; as root on Debian it is
 		echo "note: no Chromium, and it cannot be installed here: tests that look at a page are skipped"
 
 test: lint audit browser ## lint and audit, then every test that this machine can run, with coverage; ZOS_SOAK_MINUTES=0: no soak
-	$(PY) -m pytest $(MARKS) $(COVER) $(ARGS)
+	$(PY) -m tests $(MARKS) $(COVER) $(ARGS)
 
 patches-check: env ## the source patches on a scratch copy of SGLang: applied, run, taken out (part of test)
 	$(PY) -m pytest tests/unit/test_patchset_hooks.py tests/server/test_source_patches.py $(ARGS)

@@ -67,6 +67,7 @@ setup(
             "gguf>=0.10",
             "pytest>=8",
             "pytest-cov>=5",  # the coverage floor of settings, upstream, overlap and resident
+            "pytest-xdist>=3.5",  # two servers start at a time: half an hour less
             "pytest-timeout>=2.3",  # a hang fails with both stacks, not with the CI limit
             "hypothesis>=6.100",  # property tests of the overlap core
             "matplotlib>=3.8",  # bench_zos.py's plot

@@ -14,7 +14,7 @@ from zos_sglang.observe.adjacent import pairs
 from zos_sglang.observe.columns import from_columns, to_columns
 from zos_sglang.observe.names import LANE_OPENING, code
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.alone]
 
 PARTS = ("cpu_prepare", "cpu_readback", "cpu_process", "cpu_depends", "cpu_forward")
 #: Microseconds a step that recording may take here: a guard against gross loss, NOT the promise (10 us, and

@@ -22,7 +22,7 @@ from zos_sglang.testing import slow_device
 from zos_sglang.testing.distribution import distribution
 from zos_sglang.testing.slow_device import Pace, set_pace
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.alone]
 
 ROWS, TOKENS = 16, 100
 #: One layer: the real forward is small beside the rest of a step.

@@ -15,7 +15,7 @@ from tests.server.conftest import STRICT
 from zos_sglang.testing import scheduler_watch
 from zos_sglang.testing.distribution import distribution
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.alone, pytest.mark.timeout(600)]
 
 MODES = ("stock", "overlap", "resident")
 RUNNING, QUEUED, PUBLISHED_EVERY = 8, 12, 10

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.server, pytest.mark.alone]
 PARTS = ("cpu_prepare", "cpu_readback", "cpu_process", "cpu_depends", "cpu_forward")
 #: Microseconds a step that recording may take here: a guard against gross loss, NOT the promise (10 us, and
 #: 2 % of the scheduler's CPU), which this server misses: 13 to 29 us on two cores that others used meanwhile
-#: (bench/NOTES.md, 19 and 26). By itself: `tests/unit/test_observe_cost.py`. On a GPU: still to be measured.
+#: (bench/NOTES.md, 19 and 26). By itself: `tests/unit/test_observe_cost.py`. On a GPU: docs/observability.md.
 MOST_US = 36.0
 BATCH, STEPS = 16, 3200
 

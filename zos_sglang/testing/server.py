@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import httpx
 import psutil
@@ -261,7 +262,7 @@ class ServerProcess:
         """Everything the server has written so far."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
-    def __enter__(self) -> ServerProcess:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

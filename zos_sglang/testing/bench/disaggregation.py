@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 
+from zos_sglang.testing.bench.command import measured
+from zos_sglang.testing.bench.ending import COULD_NOT
 from zos_sglang.testing.bench.record import provenance, write_json
 from zos_sglang.testing.disaggregation import Disaggregated
 from zos_sglang.testing.models import make_tiny
@@ -92,7 +94,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("bench/results/cpu_disaggregation.json"))
     given = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(given, Path(folder))
+        found = measured("compare_disaggregation", lambda: measure(given, Path(folder)))
+    if found is None:
+        return COULD_NOT
     write_json(given.out, {**provenance("compare_disaggregation", argv), **found})
     compared = [row for row in found["rows"] if "answers_equal" in row]
     return int(any(row["answers_equal"] != f"{given.requests}/{given.requests}" for row in compared))

@@ -23,6 +23,8 @@ import httpx
 
 from zos_sglang.overlap.guards import PrefillRule
 from zos_sglang.testing.bench.client import BenchClient
+from zos_sglang.testing.bench.command import measured
+from zos_sglang.testing.bench.ending import COULD_NOT
 from zos_sglang.testing.bench.record import provenance, write_json
 from zos_sglang.testing.bench.stats import rotated, spread
 from zos_sglang.testing.dp_server import RANKS, DpServer
@@ -132,12 +134,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", type=Path, default=Path(".cache/tiny-qwen3"))
     parser.add_argument("--out", type=Path, default=Path("bench/results/cpu_dp_attention.json"))
     args = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        model, log = make_tiny("qwen3", args.model), Path(folder) / "server.log"
-        server = DpServer(model, mode="overlap", args=ARGS, log=log)
-        load = os.getloadavg()
-        with server:
-            measured = measure(server, args.repeats, args.requests, args.long)
+    load = os.getloadavg()
+    found = measured("bench_dp_attention", lambda: _measure(args))
+    if found is None:
+        return COULD_NOT
     result = {
         **provenance("dp-attention"),
         "settings": {"repeats": args.repeats, "requests": args.requests, "long": args.long},
@@ -145,16 +145,21 @@ def main(argv: list[str] | None = None) -> int:
             "before": [round(n, 2) for n in load],
             "after": [round(n, 2) for n in os.getloadavg()],
         },
-        "summary": summarise(measured["samples"]),
-        **measured,
+        "summary": summarise(found["samples"]),
+        **found,
     }
     write_json(args.out, result)
-    for rule, found in result["summary"].items():
-        cells = (
-            f"{name} {found[name]['value']['median']} ({found[name]['to_never']['median']})" for name in found
-        )
+    for rule, row in result["summary"].items():
+        cells = (f"{name} {row[name]['value']['median']} ({row[name]['to_never']['median']})" for name in row)
         print(f"{rule:12} {', '.join(cells)}  {result['reasons'][rule]}")
     return 0
+
+
+def _measure(args: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        model, log = make_tiny("qwen3", args.model), Path(folder) / "server.log"
+        with DpServer(model, mode="overlap", args=ARGS, log=log) as server:
+            return measure(server, args.repeats, args.requests, args.long)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,9 @@ from rich.table import Table
 
 from zos_sglang.console import console
 from zos_sglang.testing.bench.client import BenchClient, BenchError, prompts
-from zos_sglang.testing.bench.flags import FAILURES, json_flag, model_flags, modes_of
+from zos_sglang.testing.bench.command import measured
+from zos_sglang.testing.bench.ending import COULD_NOT
+from zos_sglang.testing.bench.flags import json_flag, model_flags, modes_of
 from zos_sglang.testing.bench.record import provenance, write_json
 from zos_sglang.testing.bench.serve import Config, find_model
 from zos_sglang.testing.bench.stats import spread
@@ -62,16 +64,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure; returns the exit code."""
     args = parser().parse_args(argv)
-    result: dict[str, Any] = {**provenance("bench_record"), "batch": args.batch, "steps": args.steps}
-    result["clocks_ns"] = {clock.__name__: look(clock) for clock in (perf_counter_ns, thread_time_ns)}
-    try:
-        result["device_calls_ns"] = device_calls() if cuda_available() else {}
-        with tempfile.TemporaryDirectory() as work:
-            result["runs"] = list(_measure(args, Path(work)))
-    except FAILURES as error:
-        print(f"bench_record: error: {error}", file=sys.stderr)
-        return 2
-    result["summary"] = summarise(result["runs"])
+    result = measured("bench_record", lambda: _result(args))
+    if result is None:
+        return COULD_NOT
     if args.out:
         write_json(args.out, result)
     if args.json:
@@ -79,6 +74,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         _print(result["summary"])
     return 0
+
+
+def _result(args: argparse.Namespace) -> dict[str, Any]:
+    result: dict[str, Any] = {**provenance("bench_record"), "batch": args.batch, "steps": args.steps}
+    result["clocks_ns"] = {clock.__name__: look(clock) for clock in (perf_counter_ns, thread_time_ns)}
+    result["device_calls_ns"] = device_calls() if cuda_available() else {}
+    with tempfile.TemporaryDirectory() as work:
+        result["runs"] = list(_measure(args, Path(work)))
+    result["summary"] = summarise(result["runs"])
+    return result
 
 
 def device_calls() -> dict[str, float]:

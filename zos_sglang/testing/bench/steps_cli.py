@@ -17,7 +17,9 @@ from zos_sglang.console import console
 from zos_sglang.testing.bench.check import Check
 from zos_sglang.testing.bench.checkpoint import vocabulary
 from zos_sglang.testing.bench.client import BenchClient
-from zos_sglang.testing.bench.flags import FAILURES, model_flags, modes_of, numbers
+from zos_sglang.testing.bench.command import measured
+from zos_sglang.testing.bench.ending import COULD_NOT
+from zos_sglang.testing.bench.flags import model_flags, modes_of, numbers
 from zos_sglang.testing.bench.record import provenance, write_json
 from zos_sglang.testing.bench.serve import Config, find_model
 from zos_sglang.testing.bench.steps import Plan, check, record, row, told
@@ -54,15 +56,10 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Record and check; returns the exit code."""
     args = parser().parse_args(argv)
-    result: dict[str, Any] = {**provenance("bench_steps"), "kind": KIND}
-    try:
-        with tempfile.TemporaryDirectory() as work:
-            result["waves"], checks = _run(args, Path(work))
-    except FAILURES as error:
-        print(f"bench_steps: error: {error}", file=sys.stderr)
-        return 2
-    result["told"] = told(result["waves"])
-    result["checks"] = [asdict(one) for one in checks]
+    checks: list[Check] = []
+    result = measured("bench_steps", lambda: _result(args, checks))
+    if result is None:
+        return COULD_NOT
     if args.out:
         write_json(args.out, result)
     if args.json:
@@ -72,7 +69,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if all(one.ok for one in checks) else 1
 
 
-def _run(args: argparse.Namespace, work: Path) -> tuple[list[dict[str, Any]], list[Check]]:
+def _result(args: argparse.Namespace, checks: list[Check]) -> dict[str, Any]:
+    """What is written down; `checks` gets what was checked."""
+    with tempfile.TemporaryDirectory() as work:
+        waves = _run(args, Path(work), checks)
+    found = {"waves": waves, "told": told(waves), "checks": [asdict(one) for one in checks]}
+    return {**provenance("bench_steps"), "kind": KIND, **found}
+
+
+def _run(args: argparse.Namespace, work: Path, checks: list[Check]) -> list[dict[str, Any]]:
     model = find_model(args.model, args.cache)
     tokens = args.prompt_tokens + args.output_tokens
     config = Config(model, args.modes[0], args.attention, batches=args.batches, tokens_a_request=tokens)
@@ -82,7 +87,6 @@ def _run(args: argparse.Namespace, work: Path) -> tuple[list[dict[str, Any]], li
         *(args.prompt_tokens, args.output_tokens, vocabulary(model)),
     )
     waves: list[dict[str, Any]] = []
-    checks: list[Check] = []
     with (
         config.server(work / "server.log", args.start_timeout_s) as server,
         BenchClient(server.url) as client,
@@ -92,7 +96,7 @@ def _run(args: argparse.Namespace, work: Path) -> tuple[list[dict[str, Any]], li
             waves.append(wave)
             checks += check(wave, asynchronous=asynchronous)
             print(f"  batch {wave['batch']}, {wave['mode']}", file=sys.stderr, flush=True)
-    return waves, checks
+    return waves
 
 
 def _print(waves: Sequence[dict[str, Any]], checks: Sequence[Check]) -> None:

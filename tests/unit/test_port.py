@@ -155,6 +155,7 @@ def test_each_duty_reaches_upstreams_own(log):
     sched = SimpleNamespace(
         last_batch="last",
         running_batch="running",
+        waiting_queue=["one", "two"],
         cur_batch_for_debug=None,
         gracefully_exit=0,
         _engine_paused=1,
@@ -170,7 +171,7 @@ def test_each_duty_reaches_upstreams_own(log):
     assert it.last_batch == "last" and it.exiting() is False and it.paused() is True
     it.intake()
     it.note_paused()
-    assert it.select() == "batch"
+    assert it.select() == "batch" and it.waiting == 2
     assert (sched.running_batch, sched.cur_batch_for_debug) == ("running 2", "batch")
     assert it.launch_upstream("batch") == "result"
     it.process("batch", "result")

@@ -88,7 +88,7 @@ def scheduler(with_call):
     def run_batch(batch):
         if batch.delayed is None and with_call:
             getattr(made, READBACK)(None, batch)
-        return SimpleNamespace(delay_sample_func=batch.delayed)
+        return SimpleNamespace(delay_sample_func=batch.delayed, copy_done=None)
 
     def sample(result, batch):
         if result.delay_sample_func is not None and with_call:

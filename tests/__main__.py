@@ -30,26 +30,21 @@ def main(argv: list[str]) -> int:
     for number, (what, part, how) in enumerate(PARTS):
         print(f"== tests: {what}", flush=True)
         marks = f"({args.marks}) and {part}" if args.marks else part
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            *more,
-            *how,
-            "-m",
-            marks,
-            *_coverage(more, last=number > 0),
-        ]
+        given = _coverage(more, last=number == len(PARTS) - 1)
+        command = [sys.executable, "-m", "pytest", *given, *how, "-m", marks]
         codes.append(subprocess.run(command, check=False).returncode)
     ran = [code for code in codes if code != NONE_SELECTED]
     return next((code for code in ran if code), 0) if ran else NONE_SELECTED
 
 
 def _coverage(arguments: list[str], last: bool) -> list[str]:
-    """Of both parts together, where any is asked for."""
+    """The arguments, with coverage that is of both parts and told of at the end, where any is asked for."""
     if not any(one.startswith("--cov") for one in arguments):
-        return []
-    return ["--cov-append"] if last else ["--cov-fail-under=0", "--cov-report="]
+        return list(arguments)
+    if last:
+        return [*arguments, "--cov-append"]
+    told = "--cov-report", "--cov-fail-under"
+    return [*(one for one in arguments if not one.startswith(told)), "--cov-report="]
 
 
 if __name__ == "__main__":

@@ -142,6 +142,7 @@ def test_a_request_given_up_during_its_handshake_is_counted_and_does_not_wait():
     queue.pop_bootstrapped = pop
     port.select()
     assert scheduler.waiting_queue == ["ready"] and account.paths["bootstrap-abandoned"] == 1
+    assert port.waiting == 1
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ def test_requests_whose_kv_has_arrived_are_counted_and_the_lanes_look_at_the_que
     port.select()
     assert account.paths["kv-arrived"] == 2
     port.select()
-    assert account.paths["kv-arrived"] == 4
+    assert account.paths["kv-arrived"] == 4 and port.waiting == len(scheduler.waiting_queue) > 0
 
 
 def test_no_ranks_are_looked_up_while_the_engine_is_paused():

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 from time import perf_counter_ns as now
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from zos_sglang.observe.record import Ring
 from zos_sglang.observe.recorder import Recorder
 from zos_sglang.overlap.guards import Reason
 from zos_sglang.overlap.streams import Barrier
+from zos_sglang.overlap.timed_event import TimedEvent
 from zos_sglang.overlap.watch import (
     AS_BEFORE,
     ASKS,
@@ -87,11 +89,17 @@ def step(watch: Watch, pending: Result, event: Event, lane: bool, here: bool = F
             stamps[STEP], watch.newest = AS_BEFORE, event
         else:
             watch.launched(None, new, ride, Reason.OVERLAPPED, 1, barrier, said)
-        begun = stamps[PROCESS] = now()
-        if watch.asynchronous:
-            pending.copy_done.synchronize()
-            stamps[WAIT_FROM], stamps[WAIT_TO] = begun, now()
-    pending.copy_done.synchronize()
+        if watch.asynchronous and not lane:
+            timed = TimedEvent()
+            timed.event, timed.of = event, SimpleNamespace(watch=watch)
+            new.copy_done = timed
+        stamps[PROCESS] = now()
+    if lane and stamps is not None:
+        stamps[WAIT_FROM] = now()
+        pending.copy_done.synchronize()
+        stamps[WAIT_TO] = now()
+    else:
+        pending.copy_done.synchronize()
     if stamps is not None:
         stamps[PROCESSED] = now()
     watch.end()

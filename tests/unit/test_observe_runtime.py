@@ -30,11 +30,10 @@ from tests.unit.virtual_gpu import EARLY, LATE
 from zos_sglang.observe.columns import from_columns, to_columns
 from zos_sglang.observe.names import AFTER_IDLE, DELAYED_SAMPLING, EMBEDDING, MIDDLE_CHUNK, PAUSED, code
 from zos_sglang.observe.recorder import Recorder
-from zos_sglang.observe.tape import blank, stamps_of
-from zos_sglang.overlap.watch import OFF, SAMPLED, WAIT_FROM, WAIT_TO
+from zos_sglang.overlap.watch import OFF
 from zos_sglang.upstream import entry, overlap_off, rank_board, runtime_observe
 from zos_sglang.upstream.unobserved import Unobserved
-from zos_sglang.upstream.watch_stock import StockWatch, TimedEvent
+from zos_sglang.upstream.watch_stock import StockWatch
 
 __all__ = ["over_the_virtual_gpu"]
 
@@ -623,31 +622,3 @@ def test_cost_is_measured_over_a_run_and_recording_goes_on(mode: str) -> None:
     assert not cost["running"]
     assert 0 < len(run.records) < run.scheduler.serials and run.recorder.faults == 0
     complete(run.records)
-
-
-class Recording:
-    """A watch for one event: what of it was stamped."""
-
-    def __init__(self, sampled: int) -> None:
-        self.stamps = stamps_of(blank(asks=False, detail=False))
-        self.stamps[SAMPLED] = sampled
-        self.waited: list[Any] = []
-
-    def waiting(self, event: Any) -> None:
-        self.waited.append(event)
-
-
-@pytest.mark.parametrize("sampled", [0, 1])
-def test_in_stock_the_wait_for_a_result_is_timed_where_it_is_waited_for(sampled: int) -> None:
-    event = SimpleNamespace(done=[], query=lambda: False, synchronize=lambda: event.done.append(1))
-    watch: Any = Recording(sampled)
-    timed = TimedEvent(event, SimpleNamespace(watch=watch))  # type: ignore[arg-type]
-    timed.synchronize()
-    assert timed.query() is False and timed.done is event.done
-    if sampled:
-        assert watch.waited == [event] and not watch.stamps[WAIT_TO]
-    else:
-        assert event.done == [1] and 0 < watch.stamps[WAIT_FROM] <= watch.stamps[WAIT_TO]
-    watch.stamps = None
-    timed.synchronize()
-    assert event.done == [1] * (2 - sampled), "who stopped to record waits all the same"

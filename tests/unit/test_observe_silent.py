@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.fake_scheduler import Limits, Script
 from tests.unit.lane_simulation import submit
@@ -81,6 +82,21 @@ def same(scenario: Scenario) -> tuple[np.ndarray, int]:
 @given(scenarios())
 def test_records_are_the_same_whatever_happens(scenario: Scenario) -> None:
     same(scenario)
+
+
+@EXAMPLES
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(2, 12), st.integers(10, 60)), min_size=1, max_size=5),
+    st.integers(1, 3),
+    st.sampled_from(["fine", "coarse"]),
+)
+def test_they_are_the_same_over_long_answers(
+    asked: list[tuple[int, int, int]], rows: int, barrier: str
+) -> None:
+    script: Script = {}
+    for rid, (tick, length, tokens) in enumerate(asked):
+        script.setdefault(tick, []).append(("submit", long(rid, OTHER[:length], tokens)))
+    same(Scenario(script, Limits(rows=rows + 1, barrier=barrier, capacity=400)))
 
 
 def test_most_steps_of_a_steady_batch_are_not_told_of() -> None:

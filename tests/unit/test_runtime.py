@@ -373,6 +373,17 @@ def test_with_a_cache_on_the_host_no_result_is_processed_before_a_step_that_writ
     assert loop.early is None and loop.decide(mixed, prefill).overlap
 
 
+@pytest.mark.parametrize("tree", [{"enable_flexkv": True}, {"radix_cache_backend": "theirs"}])
+def test_a_prefix_tree_from_elsewhere_may_be_such_a_cache(tree):
+    runtime, scheduler = start({}, first_token="early")
+    runtime.attach(scheduler)
+    assert runtime._make_loop(scheduler).early is not None
+    scheduler.server_args = SimpleNamespace(
+        **vars(getattr(scheduler, "server_args", SimpleNamespace())) | tree
+    )
+    assert runtime._make_loop(scheduler).early is None
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_no_role_of_disaggregation_sends_a_first_token_early(role):
     runtime, scheduler = start({}, first_token="early")

@@ -111,7 +111,7 @@ def test_a_lane_that_is_no_more_is_watched_nowhere() -> None:
     )
     runtime.watch_lane(None)
     steps = [("lane step", None, "step"), ("lane step, masked", None, "begin")]
-    assert placed == [("lane", None), *steps]
+    assert placed == [("lane", None), ("lane results", None), *steps]
 
 
 def test_mode_resident_without_a_lane_is_mode_overlap(

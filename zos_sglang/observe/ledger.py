@@ -10,6 +10,7 @@ from typing import Any
 
 from zos_sglang.observe import tape
 from zos_sglang.observe.complete import AT_BEGIN, AT_LAUNCH
+from zos_sglang.observe.complete import WAITED as READY_WAITED
 from zos_sglang.observe.gpu_clock import GpuClock
 from zos_sglang.observe.keeper import SETTLED, Keeper
 from zos_sglang.observe.record import Ring
@@ -131,7 +132,8 @@ class Ledger(Keeper):
             if stamps[PROCESS]:
                 ready = stamps[READY]
                 self._sees = ready == AT_BEGIN
-                self._waits = not ready and stamps[WAIT_TO] - stamps[WAIT_FROM] >= tape.LEAST_NS
+                waited = stamps[WAIT_TO] - stamps[WAIT_FROM]
+                self._waits = ready == READY_WAITED or (not ready and waited >= tape.LEAST_NS)
             stamps[END] = t
             self.rows = rows = self.rows + 1
             stamps = self.stamps = self._stamps[rows]
@@ -162,7 +164,10 @@ class Ledger(Keeper):
     def end_iteration(self, t: int) -> None:
         stamps = self.stamps
         if stamps[STEP] == AS_BEFORE:
-            stamps[RESULT] = self.launches
+            if stamps[PROCESSED]:
+                stamps[RESULT] = self.launches
+            else:  # cut short: the result before is still pending
+                self.open += 1
             self.launches = stamps[STEP] = self.launches + 1
         elif stamps[PROCESS] and not stamps[RESULT]:
             self.find_result()

@@ -13,6 +13,7 @@ from time import perf_counter_ns as now
 from time import thread_time_ns
 from typing import Any
 
+from zos_sglang.observe import tape
 from zos_sglang.observe.complete import AT_PROCESS
 from zos_sglang.observe.complete import WAITED as READY_WAITED
 from zos_sglang.observe.gpu_clock import GpuClock
@@ -42,6 +43,8 @@ from zos_sglang.observe.tape import (
     ROWS,
     T_READY,
     WAIT,
+    WAITED,
+    WAITED_THERE,
     count_waits,
 )
 from zos_sglang.overlap.watch import (
@@ -253,11 +256,23 @@ class Recorder(Ledger):
     def waiting(self, event: Any) -> None:
         stamps = self.stamps
         cpu = thread_time_ns() if self.clocked else 0
-        stamps[WAIT_FROM] = now()
+        begun = now()
         event.synchronize()
-        stamps[WAIT_TO] = now()
+        ended = now()
         if self.clocked:
             stamps[CPU_WAITED] += thread_time_ns() - cpu
+        if stamps[PROCESS] and not stamps[WAIT_TO]:
+            stamps[WAIT_FROM], stamps[WAIT_TO] = begun, ended
+            return
+        # In the launch, for a result that is processed behind it; or once more.
+        took = ended - begun
+        stamps[WAITED] += took
+        stamps[WAIT] += took
+        if stamps[PROCESS] and not stamps[PROCESSED]:
+            stamps[WAITED_THERE] += took
+        if not stamps[READY]:
+            stamps[READY] = READY_WAITED if took >= tape.LEAST_NS else AT_PROCESS
+            stamps[T_READY] = ended
 
     # ------------------------------------------------------------ a result
 

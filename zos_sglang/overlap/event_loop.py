@@ -19,6 +19,7 @@ from zos_sglang.overlap.launch import Launcher
 from zos_sglang.overlap.protocols import Batch, Decisions, Lane, SchedulerPort
 from zos_sglang.overlap.result_queue import ResultQueue
 from zos_sglang.overlap.streams import Barrier
+from zos_sglang.overlap.timed_event import TimedEvent
 from zos_sglang.overlap.watch import (
     AS_BEFORE,
     ASKS,
@@ -30,11 +31,8 @@ from zos_sglang.overlap.watch import (
     OUTSIDE,
     PROCESS,
     PROCESSED,
-    SAMPLED,
     SELECT,
     STEP,
-    WAIT_FROM,
-    WAIT_TO,
     Watch,
 )
 
@@ -220,20 +218,11 @@ class EventLoop:
         while len(self.queue) > left:
             self.phase = "process"
             batch, result = self.queue.popleft()
-            watch = self.watch
-            stamps = watch.stamps
+            stamps = self.watch.stamps
             if stamps is not None:
                 if stamps[PROCESS]:
-                    watch.again()
-                begun = stamps[PROCESS] = now()
-                arrived = result.copy_done
-                if watch.asynchronous and arrived is not None:
-                    # As the processing would a little later; but here nothing has to stand in for the event.
-                    if stamps[SAMPLED]:
-                        watch.waiting(arrived)
-                    else:
-                        arrived.synchronize()
-                        stamps[WAIT_FROM], stamps[WAIT_TO] = begun, now()
+                    self.watch.again()
+                stamps[PROCESS] = now()
             self.port.process(batch, result)
             if stamps is not None:
                 stamps[PROCESSED] = now()
@@ -291,6 +280,11 @@ class EventLoop:
                 stamps[STEP], watch.newest = AS_BEFORE, result.copy_done
             else:
                 watch.launched(batch, result, ride, reason, len(self.queue), barrier, said)
+            # The lane's results are waited for by what processes them.
+            if ride == OUTSIDE and watch.asynchronous and result.copy_done is not None:
+                timed = TimedEvent()
+                timed.event, timed.of = result.copy_done, self
+                result.copy_done = timed
         self.account.launched(batch)
         try:
             snapshot = self.snapshot(batch)

@@ -10,6 +10,7 @@ from zos_sglang.overlap.isolation import PinRing, isolate
 from zos_sglang.overlap.protocols import Batch, Device, SchedulerPort
 from zos_sglang.overlap.row_ledger import RowLedgerError
 from zos_sglang.overlap.streams import Streams
+from zos_sglang.overlap.timed_event import time_wait
 from zos_sglang.overlap.watch import OFF, READING_NS, SAMPLED, Watch
 
 
@@ -107,6 +108,8 @@ class Launcher:
             self._hand_on(batch, result.future_indices, result)
         self.device.release_sample(result)
         self.watch.depended()
+        if self.watch.stamps is not None:
+            time_wait(result, self)  # an asynchronous copy brings an event of its own
 
     def _hand_on(self, batch: Batch, rows: Any, result: Any) -> None:
         """The sample to the next step and to the host; on the forward stream."""

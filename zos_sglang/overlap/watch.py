@@ -15,8 +15,8 @@ and a place costs a look. In the order of an iteration; what does not happen is 
     LAUNCHED              the launch has returned; by the lane, whose launch ends with such a copy, else by
     launched(...)         or the loop where that is no call
     depending, depended   work that needs the sample of the step before (delayed sampling)
-    WAIT_FROM, WAIT_TO    around the wait for a result, once PROCESS is stamped, on an asynchronous device;
-                          `waiting(event)` instead where `stamps[SAMPLED]`
+    WAIT_FROM, WAIT_TO    around the wait for a result, once PROCESS is stamped; `waiting(event)` instead
+                          where `stamps[SAMPLED]`, before PROCESS (a grammar's barrier), and once more
     blocked               the thread was held up for so many nanoseconds
     idle, paused          no batch; the engine is paused
     end                   the iteration is over, and the next begins; `begin` where none has ended before
@@ -53,7 +53,7 @@ class Watch(Protocol):
         Another one in every iteration.
         """
 
-    #: Whether a launch returns before its result is there: then who processes one waits for it here first.
+    #: Whether a launch returns before its result is there: then the wait for it is timed.
     asynchronous: bool
     #: Whether a further step of the lane is stamped and not told of.
     riding: bool

@@ -50,6 +50,7 @@ class DecodePort(SglangPort):
             self.move_queues()
         self.queues_moved = False
         plan = scheduler.get_next_disagg_decode_batch_to_run(running_batch=scheduler.running_batch)
+        self.waiting = len(scheduler.waiting_queue)
         scheduler.running_batch = plan.running_batch
         batch = scheduler.ngram_embedding_manager.prepare_for_forward(
             plan.batch_to_run, chunked_req=scheduler.chunked_req

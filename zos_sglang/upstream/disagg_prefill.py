@@ -47,6 +47,7 @@ class PrefillPort(SglangPort):
         plan = scheduler.get_next_disagg_prefill_batch_to_run(
             running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
         )
+        self.waiting = len(scheduler.waiting_queue)
         scheduler.running_batch = plan.running_batch
         batch = scheduler.ngram_embedding_manager.prepare_for_forward(
             plan.batch_to_run, chunked_req=scheduler.chunked_req

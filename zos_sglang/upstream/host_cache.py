@@ -18,3 +18,10 @@ def has_host_cache(scheduler: Any) -> bool:
         or scheduler.enable_hicache_storage
         or scheduler.enable_unified_cache_external_linker
     )
+
+
+def may_copy_behind(scheduler: Any) -> bool:
+    """`has_host_cache`, or a prefix tree from elsewhere (FlexKV, `--radix-cache-backend`) that may do so."""
+    args = getattr(scheduler, "server_args", None)
+    elsewhere = getattr(args, "radix_cache_backend", None) is not None
+    return elsewhere or bool(getattr(args, "enable_flexkv", False)) or has_host_cache(scheduler)

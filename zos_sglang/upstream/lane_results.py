@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from time import perf_counter_ns as now
 from typing import Any
 
 from sglang.srt.observability.req_time_stats import flush_trace_batch
@@ -17,6 +18,7 @@ from sglang.srt.observability.scheduler_stage_metrics import (
 )
 from sglang.srt.runtime_context import get_observability
 
+from zos_sglang.overlap.watch import OFF, SAMPLED, WAIT_FROM, WAIT_TO, Watch
 from zos_sglang.resident.account import LaneAccount
 from zos_sglang.resident.rows import RowTable
 from zos_sglang.upstream.lane_port import LaneResult
@@ -55,6 +57,8 @@ class LaneResults:
         self.row_ended = row_ended
         self.release_waits = release_waits
         self.failed = failed
+        #: Told of every wait.
+        self.watch: Watch = OFF
         self.counts_graphs = bool(get_observability().enable_metrics)
 
     @property
@@ -88,7 +92,15 @@ class LaneResults:
         try:
             arrived = result.copy_done
             if arrived is not None:
-                arrived.synchronize()
+                stamps = self.watch.stamps
+                if stamps is None:
+                    arrived.synchronize()
+                elif stamps[SAMPLED]:
+                    self.watch.waiting(arrived)
+                else:
+                    stamps[WAIT_FROM] = now()
+                    arrived.synchronize()
+                    stamps[WAIT_TO] = now()
             tokens: list[int] = result.next_token_ids.tolist()
             candidates = table.candidates(step, tokens)
         except Exception:

@@ -28,7 +28,7 @@ from zos_sglang.resident.eligibility import Refusal
 from zos_sglang.settings import Settings
 from zos_sglang.upstream.drain import drain
 from zos_sglang.upstream.first_token import FirstTokenExchange
-from zos_sglang.upstream.host_cache import has_host_cache
+from zos_sglang.upstream.host_cache import may_copy_behind
 from zos_sglang.upstream.prefill_graph import launched_as_graph
 from zos_sglang.upstream.releases import defers_coarse_barrier
 from zos_sglang.upstream.roles import COLOCATED, PREFILL, Role, role_of
@@ -260,7 +260,7 @@ class Runtime:
             dp_attention=dp_attention,
             sync=sync,
             quick=launched_as_graph(scheduler),
-            mixed_waits=not has_host_cache(scheduler),
+            mixed_waits=not may_copy_behind(scheduler),
         )
         self.first_token.active = dp_attention and rule is PrefillRule.FIRST_TOKEN and not sync
         return EventLoop(
@@ -278,7 +278,7 @@ class Runtime:
     def _sends_early(self, scheduler: Any, sync: bool) -> bool:
         """Whether a first token that is there goes out before the next launch. Ranks may not see alike."""
         wanted = self.settings.first_token == "early" and not sync and self.role is COLOCATED
-        return wanted and self.alone and scheduler.spec_algorithm.is_none() and not has_host_cache(scheduler)
+        return wanted and self.alone and scheduler.spec_algorithm.is_none() and not may_copy_behind(scheduler)
 
     def _run_ours(self, loop: EventLoop, skip_intake: bool) -> Ended:
         self.loop = loop
@@ -342,6 +342,7 @@ class Runtime:
     def watch_lane(self, lane: Any) -> None:
         """Let what watches see the steps of this lane; None: there is none any more."""
         self.observation.place("lane", lane)
+        self.observation.place("lane results", self._port.lane_results if lane is not None else None)
         executor = lane.executor if lane is not None else None
         if executor is None or executor.graphs:
             # Steps of graphs do not go through the runner's forward.

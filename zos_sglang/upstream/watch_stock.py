@@ -11,6 +11,7 @@ from time import perf_counter_ns as now
 from typing import Any
 
 from zos_sglang.overlap.guards import Reason
+from zos_sglang.overlap.timed_event import time_wait
 from zos_sglang.overlap.watch import (
     ASKS,
     FORWARD,
@@ -24,8 +25,6 @@ from zos_sglang.overlap.watch import (
     READING_NS,
     SAMPLED,
     SELECT,
-    WAIT_FROM,
-    WAIT_TO,
     Watch,
 )
 from zos_sglang.upstream.releases import READBACK, has_readback_call
@@ -50,30 +49,6 @@ class Stand:
             vars(self.owner).pop(self.name, None)
         else:
             setattr(self.owner, self.name, self.before)
-
-
-class TimedEvent:
-    """Stands in for a result's event (`copy_done`) and stamps the wait, amid SGLang's processing."""
-
-    __slots__ = ("event", "of")
-
-    def __init__(self, event: Any, of: StockWatch) -> None:
-        self.event, self.of = event, of
-
-    def synchronize(self) -> None:
-        watch = self.of.watch
-        stamps = watch.stamps
-        if stamps is None:
-            self.event.synchronize()
-        elif stamps[SAMPLED]:
-            watch.waiting(self.event)
-        else:
-            stamps[WAIT_FROM] = now()
-            self.event.synchronize()
-            stamps[WAIT_TO] = now()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.event, name)
 
 
 class StockWatch:
@@ -158,16 +133,10 @@ class StockWatch:
                 watch.reading_back()
                 watch.read_back()
             watch.launched(batch, result, OUTSIDE, reason, depth)
-            self._time(result)
+            time_wait(result, self)
             return result
 
         return launching
-
-    def _time(self, result: Any) -> None:
-        """A sample that is still to come has its event later, or the same one, which is timed already."""
-        arrived = result.copy_done
-        if arrived is not None and self.watch.asynchronous and type(arrived) is not TimedEvent:
-            result.copy_done = TimedEvent(arrived, self)
 
     def _reason(self, batch: Any, queue: Collection[Any]) -> Reason:
         if self.normal:
@@ -228,7 +197,7 @@ class StockWatch:
                     self.watch.reading_back()
                     self.watch.read_back()
                 self.watch.depended()
-                self._time(result)
+                time_wait(result, self)
             self._end()
             return done
 
